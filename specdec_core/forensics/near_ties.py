@@ -1,0 +1,114 @@
+"""Near-ties: greedy decoders that differ although both are right, because rounding depends on the shape of a pass.
+
+A divergence is certified as a near-tie only if (1) in a float64 reference the emitted token lies within 2ε of the
+maximum, ε being the rounding error measured *at that prefix* over the widths that were used, and (2) a control without
+any drafter, its cache built in the same chunks, emits the same token. Everything else is a bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specdec_core.arrays import host
+from specdec_core.protocol import RowRound, Target
+from specdec_core.topology import chain, forest
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first place where two greedy outputs differ.
+
+    index      emitted tokens in common before it.
+    gap        logit of the reference's maximum minus that of the token emitted by the decoder under test (float64).
+    epsilon    largest rounding error of the two tokens' logits over the widths used.
+    control    token that the drafter-free control emits there.
+    """
+
+    index: int
+    expected: int
+    emitted: int
+    gap: float
+    epsilon: float
+    control: int
+
+    @property
+    def certified(self) -> bool:
+        return self.gap <= 2 * self.epsilon and self.control == self.emitted
+
+
+def first_difference(expected: Sequence[int], emitted: Sequence[int]) -> int | None:
+    """Index of the first differing token (a missing one differs), or None if the outputs are equal."""
+    for index, (one, other) in enumerate(zip(expected, emitted, strict=False)):
+        if one != other:
+            return index
+    return None if len(expected) == len(emitted) else min(len(expected), len(emitted))
+
+
+def examine(
+    target: Target,
+    reference: Target,
+    prompt: Sequence[int],
+    expected: Sequence[int],
+    emitted: Sequence[int],
+    rounds: Sequence[RowRound],
+) -> Divergence | None:
+    """Examine `emitted` (greedy, decoded in `rounds`) against `expected` (autoregressive, same target).
+
+    `reference` holds the same weights in float64. None if the outputs are equal.
+    """
+    index = first_difference(expected, emitted)
+    if index is None:
+        return None
+    if index >= min(len(expected), len(emitted)):
+        # One output is a prefix of the other: a length fault, which no rounding explains.
+        return Divergence(index, -1, -1, float("inf"), 0.0, -1)
+    prefix = np.array([*prompt, *emitted[:index]], np.int64)
+    truth = _logits_after(reference, prefix, width=1)[-1]
+    token = emitted[index]
+    widths = sorted({1} | {1 + sum(row.drafted) for row in rounds})
+    pair = [int(np.argmax(truth)), token]
+    errors = [np.abs(_logits_after(target, prefix, width)[:, pair] - truth[pair]).max() for width in widths]
+    control = replay(target, prompt, emitted, rounds, index)
+    return Divergence(index, expected[index], token, float(truth.max() - truth[token]), float(max(errors)), control)
+
+
+def replay(
+    target: Target, prompt: Sequence[int], emitted: Sequence[int], rounds: Sequence[RowRound], index: int
+) -> int:
+    """The token that the target emits at `index` when it is fed the emitted text in the widths of `rounds`.
+
+    No drafter is involved: where a round had rejected drafts, the text's own continuation stands in for them.
+    """
+    tokens = np.array([*prompt, *emitted], np.int64)
+    prompt_length = len(prompt)
+    capacity = len(tokens) + max(1 + sum(row.drafted) for row in rounds)
+    padded = np.concatenate([tokens, np.full(capacity - len(tokens), tokens[-1])])
+    state, slots = target.new_state(1, capacity), np.array([0])
+    target.prefill(state, slots, [tokens[:prompt_length]])
+    done = prompt_length
+    for row in rounds:
+        width = 1 + sum(row.drafted)
+        verification = target.verify(state, slots, padded[done - 1 : done - 1 + width], forest([chain(width)]))
+        if done - prompt_length <= index < done - prompt_length + len(row.emitted):
+            logits = host(verification.logits[index - (done - prompt_length)])
+            return int(np.argmax(logits))
+        target.commit(state, verification, [np.arange(len(row.emitted))])
+        done += len(row.emitted)
+    raise ValueError(f"token {index} was not emitted in these {len(rounds)} rounds")
+
+
+def _logits_after(target: Target, prefix: np.ndarray, width: int) -> np.ndarray:
+    """Logits after `prefix`, computed as each node of a chain of `width` nodes in turn: `[width, V]` float64."""
+    found = []
+    width = min(width, len(prefix))
+    for node in range(width):
+        cached = len(prefix) - 1 - node
+        state, slots = target.new_state(1, cached + width), np.array([0])
+        target.prefill(state, slots, [prefix[: cached + 1]])
+        tokens = np.concatenate([prefix[cached:], np.full(width - node - 1, prefix[-1])])
+        logits = target.verify(state, slots, tokens, forest([chain(width)])).logits[node]
+        found.append(np.asarray(host(logits), np.float64))
+    return np.array(found)

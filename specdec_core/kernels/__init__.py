@@ -1,0 +1,1 @@
+"""Operations, each in several forms under one signature."""

@@ -1,0 +1,1 @@
+"""Time, curves and the cost model that connects them."""
