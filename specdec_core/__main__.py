@@ -84,7 +84,8 @@ def _placement(options: argparse.Namespace):
     return Placement(engine, options.device, options.dtype, options.threads)
 
 
-def _reproduce(options: argparse.Namespace) -> int | None:
+def _reproduce(options: argparse.Namespace) -> int:
+    from specdec_core.evidence.evaluate import failures
     from specdec_core.evidence.runner import reproduce
 
     parameters = {}
@@ -93,13 +94,19 @@ def _reproduce(options: argparse.Namespace) -> int | None:
         if not equals:
             raise ValueError(f"parameter {each!r}: expected NAME=VALUE")
         parameters[name] = value
-    return reproduce(options.profile, options.only, parameters, write_back=options.write_back)
+    done = reproduce(options.profile, options.only or (), parameters, write_back=options.write_back)
+    return 1 if failures(done.verdicts) else 0
 
 
-def _replay(options: argparse.Namespace) -> int | None:
+def _replay(options: argparse.Namespace) -> int:
+    from specdec_core.evidence.claims_table import text_table
+    from specdec_core.evidence.evaluate import failures
     from specdec_core.evidence.report import replay
 
-    return replay()
+    done = replay()
+    print(text_table(done.verdicts))
+    print(f"{len(done.figures)} figures redrawn; report in {done.report}")
+    return 1 if failures(done.verdicts) else 0
 
 
 def _claims(options: argparse.Namespace) -> int:
@@ -145,8 +152,7 @@ def _models(options: argparse.Namespace) -> None:
     from specdec_core.models.registry import load, names
 
     for name in names():
-        state = f"ready in {load(name).folder.name}" if options.prepare else "registered"
-        print(f"{name}: {state}")
+        print(f"{name}: {f'ready, {load(name).fingerprint[:12]}' if options.prepare else 'registered'}")
     if not options.prepare:
         print("Any folder with config.json and safetensors, or hub:org/name, works too.")
 

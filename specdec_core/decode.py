@@ -14,7 +14,18 @@ from time import perf_counter
 import numpy as np
 
 from specdec_core.arrays import Array, host
-from specdec_core.protocol import NO_DRAFT, Draft, Drafter, Phases, Round, RowRound, RowView, State, Target, Verification
+from specdec_core.protocol import (
+    NO_DRAFT,
+    Draft,
+    Drafter,
+    Phases,
+    Round,
+    RowRound,
+    RowView,
+    State,
+    Target,
+    Verification,
+)
 from specdec_core.randomness import Source, streams
 from specdec_core.rejection import Outcome, follow, walk
 from specdec_core.rows import Detokenize, Request, Row
@@ -78,7 +89,7 @@ def _rounds(
     source: Source,
     detokenize: Detokenize | None,
 ) -> Iterator[Round]:
-    capacity = _capacity(requests, drafter)
+    capacity = _capacity(target, requests, drafter)
     state = target.new_state(slots, capacity)
     if drafter is not None:
         drafter.start(slots, capacity)
@@ -114,12 +125,12 @@ def _rounds(
 
         taken = [row.append(_emitted(draft, o)) for row, draft, o in zip(rows, drafts, outcomes, strict=True)]
         reports = [
-            _report(*each, verification, number)
-            for number, each in enumerate(zip(keys, rows, contexts, drafts, outcomes, taken, strict=True))
+            _report(key, row, context, draft, outcome, took, verification, start)
+            for key, row, context, draft, outcome, took, start in zip(
+                keys, rows, contexts, drafts, outcomes, taken, shape.offsets[:-1], strict=True
+            )
         ]
-        paths = [
-            np.array(() if row.finished else o.path, np.int64) for row, o in zip(rows, outcomes, strict=True)
-        ]
+        paths = [np.array(() if row.finished else o.path, np.int64) for row, o in zip(rows, outcomes, strict=True)]
         target.commit(state, verification, paths)
         if drafter is not None:
             _observe(drafter, rows, verification, outcomes)
@@ -219,14 +230,14 @@ def _report(
     outcome: Outcome,
     taken: int,
     verification: Verification,
-    number: int,
+    start: int,
 ) -> RowRound:
     depths = np.bincount(draft.topology.depths)[1:]
     whole = taken == len(outcome.path)
     emitted = tuple(row.committed[context:].tolist())
     logprobs = None
     if row.options.logprobs:
-        nodes = verification.forest.offsets[number] + np.array(outcome.path[:taken])
+        nodes = start + np.array(outcome.path[:taken])
         logits = host(verification.logits[nodes])
         logprobs = tuple(log_probability(values, token) for values, token in zip(logits, emitted, strict=True))
     return RowRound(
@@ -256,9 +267,9 @@ def _observe(drafter: Drafter, rows: list[Row], verification: Verification, outc
         drafter.observe(np.array(slots), tokens, features)
 
 
-def _capacity(requests: Sequence[Request], drafter: Drafter | None) -> int:
+def _capacity(target: Target, requests: Sequence[Request], drafter: Drafter | None) -> int:
     """Cache entries a slot: committed tokens plus the widest draft (whose newest token is committed already)."""
-    longest = max(len(r.prompt) + r.options.max_new_tokens for r in requests)
+    longest = min(target.context, max(len(r.prompt) + r.options.max_new_tokens for r in requests))
     depth = max((r.policy.largest for r in requests if r.policy is not None), default=0)
     return longest + (drafter.most_nodes(depth) if drafter is not None and depth else 0)
 
@@ -296,6 +307,8 @@ def _check(
                     f"request {index} drafts up to K = {request.policy.largest} tokens, but only {left} fit into the "
                     f"context of {target.context}: lower K or shorten the prompt"
                 )
+        if request.key < 0:
+            raise RequestError(f"request {index} has key {request.key}: expected an integer ≥ 0")
         outside = [token for token in request.options.eos if not 0 <= token < target.vocabulary]
         if outside:
             raise RequestError(f"request {index} ends at tokens {outside}: expected ids in 0…{target.vocabulary - 1}")

@@ -11,7 +11,7 @@ from specdec_core.models.checkpoints import Checkpoint
 from specdec_core.models.errors import UnknownModel
 from specdec_core.models.registry import load
 from specdec_core.models.tokenizer import Tokenizer, require_same_tokenizer
-from specdec_core.placement import Placement
+from specdec_core.placement import Placement, default_engine
 from specdec_core.protocol import Drafter, Target
 from specdec_core.targets.transformer import Transformer
 
@@ -39,8 +39,12 @@ class Opened:
 
 
 def open_target(name: str, placement: Placement | None = None, feature_layers: tuple[int, ...] = ()) -> Opened:
-    """Load a model by registered name, folder or hub:org/name. Errors are the registry's."""
+    """Load a model by registered name, folder or hub:org/name, on the CPU's fastest engine if no placement is given.
+
+    Errors are the registry's.
+    """
     checkpoint = load(name)
+    placement = placement or Placement(default_engine("cpu", "float32"))
     target = Transformer(checkpoint, placement, feature_layers)
     return Opened(name, target, Tokenizer.from_folder(checkpoint.folder), checkpoint)
 

@@ -19,6 +19,7 @@ from specdec_core.arrays import Array
 from specdec_core.randomness import Decisions
 from specdec_core.topology import Forest, Topology, chain
 
+
 @dataclass(frozen=True)
 class Draft:
     """What a drafter proposes for one row: the tokens of nodes 1…k of `topology`.
@@ -88,7 +89,10 @@ class State(Protocol):
 
 
 class Target(Protocol):
-    """A model that can score drafts. Drafters that are models obey the same contract."""
+    """A model that can score drafts. Drafters that are models obey the same contract.
+
+    The states that it is given are those that its `new_state` made.
+    """
 
     @property
     def vocabulary(self) -> int: ...
@@ -99,13 +103,13 @@ class Target(Protocol):
 
     def new_state(self, slots: int, capacity: int) -> State: ...
 
-    def prefill(self, state: State, slots: np.ndarray, prompts: Sequence[np.ndarray]) -> list[Array | None]:
+    def prefill(self, state: Any, slots: np.ndarray, prompts: Sequence[np.ndarray]) -> list[Array | None]:
         """Cache every prompt but its last token; features `[len(prompt) − 1, F, H]` of each, or None."""
 
-    def verify(self, state: State, slots: np.ndarray, tokens: np.ndarray, forest: Forest) -> Verification:
+    def verify(self, state: Any, slots: np.ndarray, tokens: np.ndarray, forest: Forest) -> Verification:
         """Score `tokens` `[N]` (flat, rows one after another, node 0 first) without committing anything."""
 
-    def commit(self, state: State, verification: Verification, paths: Sequence[np.ndarray]) -> None:
+    def commit(self, state: Any, verification: Verification, paths: Sequence[np.ndarray]) -> None:
         """Keep, for each row, the entries of the nodes on its path (node indices from the root; empty: none)."""
 
     def synchronise(self) -> None:
@@ -162,7 +166,7 @@ class Drafter(Protocol):
     def admit(self, slots: np.ndarray, prompts: Sequence[np.ndarray], features: Sequence[Array | None]) -> None:
         """New rows; features as the target's prefill gave them."""
 
-    def propose(self, views: Sequence[RowView], state: State) -> list[Draft]:
+    def propose(self, views: Sequence[RowView], state: Any) -> list[Draft]:
         """One draft a row. `state` is the target's: read-only, but for scratch entries past the committed ones."""
 
     def observe(self, slots: np.ndarray, tokens: Sequence[np.ndarray], features: Sequence[Array | None]) -> None:
@@ -222,4 +226,3 @@ class Round:
     rows: tuple[RowRound, ...]
     nodes: int
     seconds: Phases = field(default_factory=Phases)
-

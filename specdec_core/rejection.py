@@ -1,4 +1,4 @@
-"""The rejection rule: which draft tokens stand, and what is emitted after them, so that the output has the target's law.
+"""The rejection rule: which draft tokens stand and what is emitted after them, so that the target's law comes out.
 
 Chains: accept draft token x ~ q with probability min(1, p(x)/q(x)); on rejection draw the recovered token from
 norm(max(p − q, 0)); after a whole branch draw the bonus from p (Leviathan et al. 2023; Chen et al. 2023). Trees:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -24,7 +25,7 @@ class Request:
     """
 
     prompt: tuple[int, ...]
-    options: Options = Options()
+    options: Options = field(default_factory=Options)
     policy: LengthPolicy | None = None
     key: int = 0
 
@@ -37,7 +38,7 @@ class Row:
         self._context = context
         self._detokenize = detokenize
         self.prompt_length = len(request.prompt)
-        self._tokens = np.empty(self.prompt_length + self.options.max_new_tokens, np.int64)
+        self._tokens = np.empty(min(self.prompt_length + self.options.max_new_tokens, context), np.int64)
         self._tokens[: self.prompt_length] = request.prompt
         self.count = self.prompt_length
         self.finished: str | None = None
@@ -95,4 +96,6 @@ class Row:
         reach = 4 * max(map(len, self.options.stop)) + 8
         tail = self._tokens[max(self.prompt_length, self.count - reach) : self.count]
         after, before = self._detokenize(tail.tolist()), self._detokenize(tail[:-1].tolist())
-        return any(stop in after and stop not in before for stop in self.options.stop)
+        same = len(os.path.commonprefix([before, after]))
+        # One that ended before the newest token is over: it came before min_new_tokens and may come again.
+        return any(after.find(stop, max(0, same - len(stop) + 1)) >= 0 for stop in self.options.stop)

@@ -58,7 +58,7 @@ class Options:
             (self.top_k >= 0, "top_k", "an integer ≥ 0 (0 keeps all tokens)"),
             (0 < self.top_p <= 1, "top_p", "a number in (0, 1]"),
             (0 <= self.min_p <= 1, "min_p", "a number in [0, 1]"),
-            (np.isfinite(self.repetition_penalty) and self.repetition_penalty > 0, "repetition_penalty", "a number > 0"),
+            (0 < self.repetition_penalty < np.inf, "repetition_penalty", "a number > 0"),
             (np.isfinite(self.presence_penalty), "presence_penalty", "a finite number"),
             (self.max_new_tokens >= 1, "max_new_tokens", "an integer ≥ 1"),
             (0 <= self.min_new_tokens <= self.max_new_tokens, "min_new_tokens", "an integer in 0…max_new_tokens"),
@@ -99,14 +99,20 @@ def processed(logits: np.ndarray, options: Options, history: History) -> np.ndar
     """Logits `[V]` in float64 after penalties and the end-token ban."""
     logits = np.array(logits, np.float64)
     if options.repetition_penalty != 1:
-        seen = np.unique(np.concatenate([history.prompt, history.output]))
+        seen = _known(np.concatenate([history.prompt, history.output]), len(logits))
         values = logits[seen]
         logits[seen] = np.where(values > 0, values / options.repetition_penalty, values * options.repetition_penalty)
     if options.presence_penalty != 0:
-        logits[np.unique(history.output)] -= options.presence_penalty
+        logits[_known(history.output, len(logits))] -= options.presence_penalty
     if len(history.output) < options.min_new_tokens and options.eos:
-        logits[list(options.eos)] = -np.inf
+        logits[_known(np.array(options.eos, np.int64), len(logits))] = -np.inf
     return logits
+
+
+def _known(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
+    """Distinct tokens, without those that a drafter of a smaller vocabulary lacks."""
+    distinct = np.unique(tokens)
+    return distinct[distinct < vocabulary]
 
 
 def require_finite_peak(peak: float, where: str) -> None:

@@ -21,11 +21,11 @@ def talk(opened: Opened, prompt: str, drafter_kind: str, k: int, options: Option
     options = replace(options, eos=tokenizer.eos_ids)
     drafter, _ = open_drafter(drafter_kind, opened)
     policy = FixedLength(k) if drafter is not None else None
-    how = {"detokenize": tokenizer.decode}
-    list(decode(opened.target, [Request(tuple(ids), replace(options, max_new_tokens=2, min_new_tokens=0))], **how))
+    warm_up = Request(tuple(ids), replace(options, max_new_tokens=2, min_new_tokens=0))
+    list(decode(opened.target, [warm_up], detokenize=tokenizer.decode))
     stream, rounds = tokenizer.stream(), []
     start = perf_counter()
-    for each in decode(opened.target, [Request(tuple(ids), options, policy)], drafter, **how):
+    for each in decode(opened.target, [Request(tuple(ids), options, policy)], drafter, detokenize=tokenizer.decode):
         rounds.append(each)
         for token in each.rows[0].emitted:
             sys.stdout.write(stream.push(token))
@@ -38,7 +38,7 @@ def talk(opened: Opened, prompt: str, drafter_kind: str, k: int, options: Option
         print()
         return
     start = perf_counter()
-    plain = outputs(decode(opened.target, [Request(tuple(ids), options)], **how), 1)[0]
+    plain = outputs(decode(opened.target, [Request(tuple(ids), options)], detokenize=tokenizer.decode), 1)[0]
     ar = len(plain.tokens) / (perf_counter() - start)
     print(f"; τ {counts.tau:.2f} tokens per target pass, a_K {counts.a_k:.1%} at K = {k}")
     same = "the same tokens" if plain.tokens == done.tokens else "other tokens (sampled, or a near-tie)"

@@ -30,7 +30,7 @@ class Topology:
             raise TopologyError(f"parents {self.parents}: expected node 0 to be the root, with parent -1")
         for node, parent in enumerate(self.parents[1:], start=1):
             if not 0 <= parent < node:
-                raise TopologyError(f"node {node} has parent {parent}: expected one of 0…{node - 1} (parents come first)")
+                raise TopologyError(f"node {node} has parent {parent}: expected 0…{node - 1} (parents come first)")
 
     def __len__(self) -> int:
         return len(self.parents)

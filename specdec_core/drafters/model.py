@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from specdec_core.arrays import Array, host
 from specdec_core.protocol import Draft, RowView, State, Target
-from specdec_core.sampling import History, law, processed, require_finite_peak
+from specdec_core.sampling import History, has_processors, law, processed, require_finite_peak
 from specdec_core.topology import chain, forest
 
 
 class ModelDrafter:
     """Drafts with a smaller model that shares the target's tokenizer, on a cache of its own.
 
-    vocabulary  the target's; tokens that only the drafter has are never drafted (paddings may differ).
+    vocabulary  the target's (paddings may differ): tokens that only the drafter has are never drafted, those that
+                only the target has are read as the drafter's last token.
     """
 
     def __init__(self, model: Target, vocabulary: int):
@@ -29,9 +31,9 @@ class ModelDrafter:
         self._drafted: dict[int, tuple[int, np.ndarray]] = {}
 
     def admit(self, slots: np.ndarray, prompts: Sequence[np.ndarray], features: Sequence[Array | None]) -> None:
-        self.model.prefill(self._state, slots, prompts)
+        self.model.prefill(self._state, slots, [_readable(prompt, self.model) for prompt in prompts])
 
-    def propose(self, views: Sequence[RowView], state: State) -> list[Draft]:
+    def propose(self, views: Sequence[RowView], state: Any) -> list[Draft]:
         drafts = draft_chains(self.model, self._state, views, self.vocabulary)
         for view, draft in zip(views, drafts, strict=True):
             self._drafted[view.slot] = len(view.committed), draft.tokens
@@ -42,7 +44,7 @@ class ModelDrafter:
         for slot, emitted in zip(slots, tokens, strict=True):
             committed, drafted = self._drafted.pop(int(slot), (0, emitted[:0]))
             if len(drafted):
-                common = min(len(drafted), len(emitted))
+                common = min(len(drafted), len(emitted) - 1)  # the newest token is never cached, drafted or not
                 differing = np.flatnonzero(drafted[:common] != emitted[:common])
                 accepted = int(differing[0]) if len(differing) else common
                 valid = min(int(self._state.lengths[slot]), committed + accepted)
@@ -55,24 +57,29 @@ class ModelDrafter:
 
 
 def draft_chains(model: Target, state: State, views: Sequence[RowView], vocabulary: int) -> list[Draft]:
-    """Draft a chain for each row by stepping `model` over `state`, whose cache grows by all drafted tokens but the last.
+    """Draft a chain for each row by stepping `model` over `state`; its cache grows by all drafted tokens but the last.
 
     A row stops at its limit or where its policy says so, before the next step is paid for. Tokens are drawn with the
     row's own options (greedy: the argmax, a one-hot law), and the law they were drawn from is the law that is reported.
     """
     chains = [_Chain(view, vocabulary) for view in views]
-    growing = chains
+    growing = [each for each in chains if each.view.limit > 0]
     while growing:
         # What the cache lacks: the newest token, tokens committed without a draft, or the token drafted last.
         feeds = [each.after(int(state.lengths[each.view.slot])) for each in growing]
         slots = np.array([each.view.slot for each in growing])
         shape = forest([chain(len(feed)) for feed in feeds])
-        verification = model.verify(state, slots, np.concatenate(feeds), shape)
+        verification = model.verify(state, slots, _readable(np.concatenate(feeds), model), shape)
         model.commit(state, verification, [np.arange(len(feed)) for feed in feeds])
         for each, end in zip(growing, shape.offsets[1:], strict=True):
             each.extend(host(verification.logits[end - 1]))
         growing = [each for each in growing if each.grows]
     return [each.draft() for each in chains]
+
+
+def _readable(tokens: np.ndarray, model: Target) -> np.ndarray:
+    """Tokens that the model has an embedding for: it may lack some of the target's paddings."""
+    return np.minimum(tokens, model.vocabulary - 1)
 
 
 class _Chain:
@@ -99,7 +106,7 @@ class _Chain:
         output = np.concatenate([view.committed[view.prompt :], self._tokens]).astype(np.int64)
         history = History(view.committed[: view.prompt], output)
         if view.options.greedy:
-            logits = processed(logits, view.options, history) if view.options.penalised else logits
+            logits = processed(logits, view.options, history) if has_processors(view.options, len(output)) else logits
             best = int(np.argmax(logits))
             require_finite_peak(float(logits[best]), "the drafter's law")
             if view.policy.uses_confidence:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
 from specdec_core.arrays import Array
-from specdec_core.protocol import NO_DRAFT, Draft, RowView, State
+from specdec_core.protocol import NO_DRAFT, Draft, RowView
 from specdec_core.topology import chain, tree
 
 
@@ -51,7 +52,7 @@ class NGramDrafter:
         for slot in slots:
             self._indices.pop(int(slot), None)
 
-    def propose(self, views: Sequence[RowView], state: State) -> list[Draft]:
+    def propose(self, views: Sequence[RowView], state: Any) -> list[Draft]:
         return [self._draft(self._indices[view.slot], view.limit) for view in views]
 
     def _draft(self, index: _SuffixIndex, depth: int) -> Draft:

@@ -101,11 +101,15 @@ def replay(
 
 
 def _logits_after(target: Target, prefix: np.ndarray, width: int) -> np.ndarray:
-    """Logits after `prefix`, computed as each node of a chain of `width` nodes in turn: `[width, V]` float64."""
+    """Logits after `prefix`, computed as each node of a chain of `width` nodes in turn: `[nodes, V]` float64.
+
+    All `width` nodes, but where the prefix is shorter or the chain would leave the context.
+    """
     found = []
-    width = min(width, len(prefix))
-    for node in range(width):
+    for node in range(min(width, len(prefix))):
         cached = len(prefix) - 1 - node
+        if cached + width > target.context:
+            continue
         state, slots = target.new_state(1, cached + width), np.array([0])
         target.prefill(state, slots, [prefix[: cached + 1]])
         tokens = np.concatenate([prefix[cached:], np.full(width - node - 1, prefix[-1])])

@@ -1,4 +1,4 @@
-"""What the machine can do at best: bytes read a second and floating-point operations a second, measured beside the rest.
+"""What the machine can do at best: bytes read and floating-point operations a second, measured beside the rest.
 
 Decoding cannot be faster than its weight bytes over the read bandwidth, nor than its operations over the peak.
 """

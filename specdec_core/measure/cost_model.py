@@ -40,8 +40,8 @@ class DraftCost:
 class Counts:
     """What happened in rounds, by counting. Positions reach as deep as the longest draft.
 
-    drafted, accepted `[D]`: drafts that had a node at depth d; drafts accepted up to depth d. tested `[D]`: drafts that had a
-    node at depth d and were accepted up to d − 1. A row that ended inside its accepted path says nothing about
+    drafted, accepted `[D]`: drafts that had a node at depth d; drafts accepted up to depth d. tested `[D]`: drafts that
+    had a node at depth d and were accepted up to d − 1. A row that ended inside its accepted path says nothing about
     the positions behind the cut, which are counted in none of them.
     """
 
@@ -64,7 +64,7 @@ class Counts:
 
     @property
     def alpha(self) -> np.ndarray:
-        """α_i: accepted at depth i given that depth i was tested (all before it accepted), `[D]`; NaN where it never was."""
+        """α_i: accepted at depth i among those where i was tested (all before it accepted), `[D]`; or NaN."""
         return np.divide(self.accepted, self.tested, out=np.full(len(self.tested), np.nan), where=self.tested > 0)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specdec_core.measure.clock import Arm, interleaved
-from specdec_core.protocol import Target
+from specdec_core.protocol import State, Target
 from specdec_core.topology import chain, forest
 
 
@@ -34,10 +34,9 @@ class TimeCurve:
 
 @dataclass(frozen=True)
 class CurveSamples:
-    """Raw seconds of every (context, width) and of the arms measured beside them, in one interleaved run."""
+    """Raw seconds of every (context, width), `[repeats]` each, from one interleaved run."""
 
     seconds: dict[tuple[int, int], np.ndarray]
-    beside: dict[str, np.ndarray]
 
     def curve(self) -> TimeCurve:
         contexts = tuple(sorted({context for context, _ in self.seconds}))
@@ -46,39 +45,35 @@ class CurveSamples:
         return TimeCurve(widths, contexts, medians)
 
 
-def measure_curve(
-    target: Target,
-    widths: Sequence[int],
-    contexts: Sequence[int] = (128,),
-    *,
-    repeats: int = 15,
-    rows: int = 1,
-    beside: dict[str, Arm] | None = None,
-    seed: int = 0,
-) -> CurveSamples:
-    """Time verifications of `rows` rows × n nodes each at every width and context, interleaved in random order.
+def curve_arms(
+    target: Target, widths: Sequence[int], contexts: Sequence[int], *, rows: int = 1, seed: int = 0
+) -> dict[tuple[int, int], Arm]:
+    """One arm a (context, width): a verification of `rows` rows × width nodes behind so many cached entries.
 
-    Tokens are random; nothing is committed, so every pass sees the same warm cache. `beside` adds other arms (ceilings,
-    peers) to the same run.
+    Tokens are random; nothing is committed, so every pass sees the same warm cache.
     """
-    arms: dict[str, Arm] = dict(beside or {})
+    arms: dict[tuple[int, int], Arm] = {}
     for context in contexts:
-        for width in widths:
-            if context + width > target.context:
-                raise ValueError(f"context {context} + n = {width}: the model's context holds {target.context}")
-            arms[f"{context}:{width}"] = None  # type: ignore[assignment]  # keeps the order of arms readable
-    for context in contexts:
+        if context + max(widths) > target.context:
+            raise ValueError(f"context {context} + n = {max(widths)}: the model's context holds {target.context}")
         state = target.new_state(rows, context + max(widths))
         tokens = np.random.default_rng(seed).integers(0, target.vocabulary, (rows, context + max(widths)))
         target.prefill(state, np.arange(rows), list(tokens[:, : context + 1]))
         for width in widths:
-            arms[f"{context}:{width}"] = verification_arm(target, state, tokens[:, context : context + width])
-    seconds = interleaved(arms, repeats, warmup=2, seed=seed)
-    found = {(c, w): seconds.pop(f"{c}:{w}") for c in contexts for w in widths}
-    return CurveSamples(found, seconds)
+            arms[context, width] = verification_arm(target, state, tokens[:, context : context + width])
+    return arms
 
 
-def verification_arm(target: Target, state, tokens: np.ndarray) -> Arm:
+def measure_curve(
+    target: Target, widths: Sequence[int], contexts: Sequence[int] = (128,), *, repeats: int = 15, seed: int = 0
+) -> CurveSamples:
+    """Time every width and context, interleaved in random order."""
+    arms = curve_arms(target, widths, contexts, seed=seed)
+    named = interleaved({f"{c}/{w}": arm for (c, w), arm in arms.items()}, repeats, warmup=2, seed=seed)
+    return CurveSamples({(c, w): named[f"{c}/{w}"] for c, w in arms})
+
+
+def verification_arm(target: Target, state: State, tokens: np.ndarray) -> Arm:
     """One verification of a chain a row, tokens `[B, n]`; committed entries stay as they are."""
     rows, width = tokens.shape
     shape, slots, flat = forest([chain(width)] * rows), np.arange(rows), np.ascontiguousarray(tokens).ravel()

@@ -1,7 +1,8 @@
-"""Speculative against autoregressive decoding of the same prompts: configurations × K, arms interleaved, every row kept.
+"""Speculative against autoregressive decoding of the same prompts: configurations × K, every row kept.
 
 AR is run before and after the SD arms of every prompt, which come in random order: ratios are paired by prompt, and
-drift within a prompt cancels. Prefill is left out of the times: it is the same for all arms. Standalone curves are measured before the first SD run, and the prediction uses only them.
+drift within a prompt cancels. Prefill is left out of the times: it is the same for all arms. Standalone curves are
+measured before the first SD run, and the prediction uses only them.
 """
 
 from __future__ import annotations

@@ -76,8 +76,8 @@ class RaggedKV:
         """Keep the nodes on each row's path (node indices, ascending from the root; empty: none)."""
         if epoch != self.epoch:
             raise CacheError(
-                f"verification {epoch} was followed by verification {self.epoch} on the same state, which overwrote "
-                "its entries: commit before verifying again"
+                f"verification {epoch} is stale: its state has been verified, committed, rewound or released since, so "
+                "its entries may be gone: commit before anything else, or verify again"
             )
         for slot, path in zip(slots, paths, strict=True):
             base, kept = self.lengths[slot], len(path)
@@ -97,7 +97,9 @@ class RaggedKV:
         if (lengths > self.lengths[slots]).any() or (np.asarray(lengths) < 0).any():
             raise CacheError(f"rewind slots {slots} of lengths {self.lengths[slots]} to {lengths}: expected 0…current")
         self.lengths[slots] = lengths
+        self.epoch += 1
 
     def release(self, slots: np.ndarray) -> None:
         """Empty slots for other rows."""
         self.lengths[slots] = 0
+        self.epoch += 1

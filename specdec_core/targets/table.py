@@ -45,10 +45,12 @@ class TableState:
             raise CacheError(f"rewind slots {slots} of lengths {self.lengths[slots]} to {lengths}: expected 0…current")
         for slot, length in zip(slots, lengths, strict=True):
             del self.entries[slot][length:]
+        self.epoch += 1
 
     def release(self, slots: np.ndarray) -> None:
         for slot in slots:
             self.entries[slot].clear()
+        self.epoch += 1
 
 
 class TableTarget:

@@ -44,6 +44,7 @@ class Transformer:
         self.placement = placement or Placement()
         self.config = checkpoint.config
         self.name = checkpoint.name
+        self._checkpoint = checkpoint
         bad = [layer for layer in feature_layers if not 0 <= layer < self.config.layers]
         if bad:
             raise ValueError(f"feature layers {bad}: expected layers in 0…{self.config.layers - 1}")
@@ -59,6 +60,10 @@ class Transformer:
     @property
     def context(self) -> int:
         return self.config.context
+
+    def placed(self, placement: Placement) -> Transformer:
+        """The same weights on another engine, device or dtype."""
+        return Transformer(self._checkpoint, placement, self.feature_layers, self._chunk)
 
     def early_exit(self, layers: int) -> Transformer:
         """The first `layers` layers with the final norm and head: the same weights, usable on the same state."""
@@ -76,6 +81,7 @@ class Transformer:
         return RaggedKV(c.layers, slots, c.kv_heads, capacity, c.head_dim, dtype, device)
 
     def prefill(self, state: RaggedKV, slots: np.ndarray, prompts: Sequence[np.ndarray]) -> list[Array | None]:
+        state.release(slots)  # whatever they held: a prompt starts at entry 0
         return [self._prefill_row(state, slot, prompt) for slot, prompt in zip(slots, prompts, strict=True)]
 
     def verify(self, state: RaggedKV, slots: np.ndarray, tokens: np.ndarray, forest: Forest) -> Verification:

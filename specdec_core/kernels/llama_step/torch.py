@@ -107,7 +107,7 @@ class TorchLlama:
         stacked = torch.stack(features, dim=1) if features else None
         if scored is None:
             return None, stacked
-        if len(scored) != len(hidden):
+        if not np.array_equal(scored, np.arange(len(hidden))):
             hidden = hidden[torch.as_tensor(scored, device=self.device)]
         return F.linear(self._norm(hidden, self.final_norm), self.head), stacked
 

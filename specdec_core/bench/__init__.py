@@ -1,0 +1,18 @@
+"""Benchmarks that notebooks and the command line share: each measures, and writes records that replay anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from specdec_core.placement import Placement
+
+
+def _sd(model: str, placement: Placement, out: Path) -> None:
+    from specdec_core.bench.sd import bench_sd
+
+    bench_sd(model, placement, out)
+
+
+BENCHES: dict[str, Callable[[str, Placement, Path], None]] = {"sd": _sd}
+"""Name → benchmark(model, placement, folder for the records); imported when one is run."""

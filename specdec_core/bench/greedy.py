@@ -1,0 +1,75 @@
+"""Greedy agreement: speculative against autoregressive decoding, token ids, every divergence examined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from specdec_core.decode import decode, outputs
+from specdec_core.evidence.schemas import Schema
+from specdec_core.forensics.near_ties import examine
+from specdec_core.lengths.fixed import FixedLength
+from specdec_core.measure.sweep import Case
+from specdec_core.protocol import Drafter, Target
+from specdec_core.rows import Request
+from specdec_core.sampling import Options
+
+GREEDY = Schema(
+    "greedy",
+    1,
+    {
+        "backend": str,
+        "drafter": str,
+        "K": int,
+        "slots": int,  # rows decoded together
+        "prompt_id": str,
+        "tokens": int,
+        "identical": bool,
+        "certified": bool,  # identical, or a certified near-tie
+        "index": int,  # first divergence, −1 if none
+        "gap": float,  # of reference logits there, 0 if none
+        "epsilon": float,  # rounding error measured there
+    },
+)
+"""One line per (backend, drafter, prompt): does greedy SD emit the AR token ids?"""
+
+
+def greedy_agreement(
+    backend: str,
+    target: Target,
+    reference: Target,
+    drafters: dict[str, Drafter],
+    cases: Sequence[Case],
+    options: Options,
+    *,
+    k: int = 4,
+    slots: int = 1,
+) -> Iterator[dict[str, Any]]:
+    """Records of GREEDY. AR is decoded one row at a time; SD over `slots` rows together.
+
+    `reference` holds the same weights in float64 (near-ties are judged in it).
+    """
+    requests = [Request(case.tokens, options, None, index) for index, case in enumerate(cases)]
+    expected = [outputs(decode(target, [request]), 1)[0].tokens for request in requests]
+    drafting = [replace(request, policy=FixedLength(k)) for request in requests]
+    for name, drafter in drafters.items():
+        rounds = list(decode(target, drafting, drafter, slots=slots))
+        emitted = outputs(rounds, len(drafting))
+        for index, case in enumerate(cases):
+            own = [row for each in rounds for row in each.rows if row.key == index]
+            tokens = emitted[index].tokens
+            found = examine(target, reference, case.tokens, expected[index], tokens, own)
+            yield {
+                "backend": backend,
+                "drafter": name,
+                "K": k,
+                "slots": slots,
+                "prompt_id": case.prompt_id,
+                "tokens": len(tokens),
+                "identical": found is None,
+                "certified": found is None or found.certified,
+                "index": -1 if found is None else found.index,
+                "gap": 0.0 if found is None else min(found.gap, 1e300),
+                "epsilon": 0.0 if found is None else found.epsilon,
+            }

@@ -1,0 +1,73 @@
+"""Notebook 00: t(n) of both engines against the ceilings of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from specdec_core.bench.machine import WIDTHS, ceiling_row, curve_rows, measure_targets
+from specdec_core.evidence.layout import Layout
+from specdec_core.evidence.provenance import fingerprint
+from specdec_core.evidence.records import RecordWriter
+from specdec_core.evidence.sweep_records import CEILING, COST_CURVE
+from specdec_core.targets.transformer import Transformer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CODE = (
+    "specdec_core/kernels",
+    "specdec_core/state",
+    "specdec_core/targets/transformer.py",
+    "specdec_core/measure",
+    "specdec_core/bench/machine.py",
+)
+"""What the records depend on."""
+
+
+@dataclass(frozen=True)
+class SetupPlan:
+    """How much to measure: widths n, cached context lengths, repeats of each."""
+
+    widths: tuple[int, ...] = WIDTHS
+    contexts: tuple[int, ...] = (128,)
+    repeats: int = 15
+
+
+PLANS = {"quick": SetupPlan(), "full": SetupPlan(contexts=(128, 512), repeats=60)}
+
+
+def measure_setup(
+    plan: SetupPlan, targets: Mapping[str, Transformer], profile: str, layout: Layout | None = None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Measure and record t(n) and ceilings; returns 'cost_curve' and 'ceiling' rows."""
+    layout = layout or Layout()
+    samples, best = measure_targets(targets, plan.widths, plan.contexts, plan.repeats)
+    curves = [row for name, each in samples.items() for row in curve_rows(name, name, each)]
+    ceilings = [ceiling_row(name, target, best) for name, target in targets.items()]
+    for name, schema, rows in (("00_cost_curve", COST_CURVE, curves), ("00_ceiling", CEILING, ceilings)):
+        with RecordWriter(
+            layout.records(profile), name, schema, fingerprint(profile), code=CODE, layout=layout
+        ) as file:
+            for row in rows:
+                file.append(row)
+    return curves, ceilings
+
+
+def curve_table(curves: Sequence[Mapping[str, Any]], ceilings: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """t(n) in memory floors (weight bytes ÷ read bandwidth), a row an engine and context, a column a width.
+
+    The row 'limit' is max(memory, arithmetic) of the machine, in the same unit.
+    """
+    import pandas as pd
+
+    floors = {row["configuration"]: row["weight_bytes"] / row["bytes_per_second"] for row in ceilings}
+    table = pd.DataFrame(curves)
+    table["floors"] = table["seconds_median"] / table["configuration"].map(floors)
+    table = table.pivot_table(index=["configuration", "context"], columns="n", values="floors")
+    for row in ceilings:
+        name, floor = row["configuration"], floors[row["configuration"]]
+        arithmetic = row["flops_per_token"] / row["flops_per_second"] / floor
+        table.loc[(f"{name}, limit", 0), :] = [max(1.0, n * arithmetic) for n in table.columns]
+    return table

@@ -1,0 +1,147 @@
+"""From records on disk to verdicts: which records a claim reads, whether they still hold, and what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from specdec_core.evidence.claims import CLAIMS, claim
+from specdec_core.evidence.layout import Layout
+from specdec_core.evidence.provenance import device_kinds, device_slug
+from specdec_core.evidence.records import RecordFile, find_records, read_records
+from specdec_core.evidence.remembered import recall_verdicts, remember_verdicts
+from specdec_core.evidence.schemas import RecordError, Schema
+from specdec_core.evidence.sweep_claims import (
+    acceptance_falls,
+    best_speedup,
+    deceleration_explained,
+    prediction_holds,
+)
+from specdec_core.evidence.sweep_records import SWEEP
+from specdec_core.evidence.verdicts import Claim, Finding, Outcome, Verdict
+
+Rows = Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """How a claim is decided: `finding(claim, rows of the first schema, rows of the second, …)`."""
+
+    schemas: tuple[Schema, ...]
+    finding: Callable[..., Finding]
+
+
+EVALUATORS: dict[str, Evaluator] = {
+    "B1": Evaluator((SWEEP,), best_speedup),
+    "B2": Evaluator((SWEEP,), acceptance_falls),
+    "B3": Evaluator((SWEEP,), prediction_holds),
+    "B4": Evaluator((SWEEP,), deceleration_explained),
+}
+"""Claims without an entry are NOT YET MEASURED."""
+
+
+def judge(id: str, *rows: Rows, device: str | None = None) -> Verdict:
+    """Verdict of a claim on rows that this process has just measured, one list for each of its evaluator's schemas.
+
+    ValueError for an unknown claim, one without an evaluator, or another number of lists than it needs.
+    """
+    registered = claim(id)
+    evaluator = EVALUATORS.get(id)
+    if evaluator is None:
+        raise ValueError(f"claim {id} has no evaluator yet: expected one of {', '.join(EVALUATORS)}")
+    if len(rows) != len(evaluator.schemas):
+        names = ", ".join(schema.name for schema in evaluator.schemas)
+        raise ValueError(f"claim {id} reads records of {names}, got {len(rows)} lists of rows")
+    return Verdict.of(registered, _find(registered, evaluator, rows), device or device_slug())
+
+
+def evaluate_all(layout: Layout | None = None) -> list[Verdict]:
+    """Verdicts of all registered claims, from the newest records: this machine's (build/) before committed ones."""
+    layout = layout or Layout()
+    verdicts = recall_verdicts(layout)
+    if verdicts is None:
+        verdicts = [evaluate(registered, layout) for registered in CLAIMS]
+        remember_verdicts(verdicts, layout)
+    return verdicts
+
+
+def evaluate(registered: Claim, layout: Layout) -> Verdict:
+    """Verdict of one claim from records on disk. Never raises for bad records: the note says what is wrong."""
+    evaluator = EVALUATORS.get(registered.id)
+    files = _choose_files(registered, evaluator, layout) if evaluator else []
+    if evaluator is None or len(files) < len(evaluator.schemas):
+        return Verdict.of(registered, _without_records(registered, layout), None)
+    device, replayed = files[0].device, any(file.kept for file in files)
+    stale = [file for file, schema in zip(files, evaluator.schemas, strict=True) if _is_stale(file, schema, layout)]
+    if stale:
+        note = f"{stale[0].path.name} was made by other code than this: run notebook {registered.notebook} again"
+        return Verdict.of(registered, Finding(Outcome.STALE, note=note), device, replayed)
+    try:
+        rows = [load_rows(file.path) for file in files]
+    except (RecordError, OSError) as error:
+        return Verdict.of(registered, _unusable(error), device, replayed)
+    return Verdict.of(registered, _find(registered, evaluator, rows), device, replayed)
+
+
+def choose_records(schema: Schema, number: str, layout: Layout) -> list[RecordFile]:
+    """Records of notebook `number` in the order of use: newest of build/, then committed ones, this device's first."""
+    here = device_slug()
+    files = find_records(schema, number=number, layout=layout)
+    return sorted(files, key=lambda file: file.kept and file.device != here)  # stable: newest first within each
+
+
+def failures(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Verdicts that no command may pass over: records whose code has changed."""
+    return [verdict for verdict in verdicts if verdict.verdict is Outcome.STALE]
+
+
+def load_rows(path: Path) -> list[dict[str, Any]]:
+    """Records of a file, read once however many claims and figures ask. RecordError as in `read_records`."""
+    state = path.stat()
+    return _rows(path, state.st_mtime_ns, state.st_size)
+
+
+def _choose_files(registered: Claim, evaluator: Evaluator, layout: Layout) -> list[RecordFile]:
+    """The newest file of each schema that the claim's notebook wrote, on the device kind it needs."""
+    chosen = []
+    for schema in evaluator.schemas:
+        files = choose_records(schema, registered.notebook[:2], layout)
+        if registered.needs is not None:
+            files = [file for file in files if file.accelerator == registered.needs]
+        chosen.extend(files[:1])
+    return chosen
+
+
+def _is_stale(file: RecordFile, schema: Schema, layout: Layout) -> bool:
+    return file.header["version"] != schema.version or file.is_stale(layout)
+
+
+def _without_records(registered: Claim, layout: Layout) -> Finding:
+    kinds = device_kinds()
+    if registered.needs is not None and registered.needs not in kinds:
+        note = f"needs a device of kind {registered.needs!r}, this machine has {', '.join(sorted(kinds))}"
+        return Finding(Outcome.NOT_TESTABLE, note=note)
+    if (layout.notebooks / f"{registered.notebook}.ipynb").is_file():
+        note = f"no records: run python -m specdec_core reproduce --only {registered.notebook[:2]}"
+    else:
+        note = f"notebook {registered.notebook} does not exist yet"
+    return Finding(Outcome.NOT_YET_MEASURED, note=note)
+
+
+def _find(registered: Claim, evaluator: Evaluator, rows: Sequence[Rows]) -> Finding:
+    try:
+        return evaluator.finding(registered, *rows)
+    except RecordError as error:
+        return _unusable(error)
+
+
+def _unusable(error: Exception) -> Finding:
+    return Finding(Outcome.INCONCLUSIVE, note=f"records cannot be used: {error}")
+
+
+@lru_cache(maxsize=8)
+def _rows(path: Path, changed: int, size: int) -> list[dict[str, Any]]:
+    return read_records(path)[1]

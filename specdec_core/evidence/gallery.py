@@ -1,0 +1,154 @@
+"""Every figure by name: from which records, drawn how, with which caption. Notebooks and replay draw the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specdec_core.evidence.evaluate import choose_records, load_rows
+from specdec_core.evidence.figures import save_figure
+from specdec_core.evidence.layout import Layout
+from specdec_core.evidence.plots_sweep import (
+    acceptance_profile,
+    curve_t_of_n,
+    predicted_against_measured,
+    speedup_by_k,
+)
+from specdec_core.evidence.provenance import device_slug
+from specdec_core.evidence.schemas import Schema
+from specdec_core.evidence.sweep_claims import by_configuration
+from specdec_core.evidence.sweep_records import CEILING, COST_CURVE, SWEEP, Row, pair_up
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Rows = Sequence[Row]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure NN_name, drawn from the records of notebook NN.
+
+    schemas  the rows that `draw`, `caption` and `alt` take, in this order; the first must be there, others may be empty
+    caption  what is shown, n and how intervals were made; the device is added
+    """
+
+    schemas: tuple[Schema, ...]
+    draw: Callable[..., Figure]
+    caption: Callable[..., str]
+    alt: Callable[..., str]
+
+
+def _curve_caption(rows: Rows, ceilings: Rows = ()) -> str:
+    contexts = sorted({row["context"] for row in rows})
+    samples = min(row["samples"] for row in rows)
+    return (
+        "Time t(n) of one target pass over n new tokens, and v(n) = t(n)/t(1); both scales logarithmic, so that serial "
+        f"verification has slope 1. Medians of at least {samples} interleaved samples with their intervals, context "
+        f"{', '.join(map(str, contexts))}."
+        + (" Dotted: the least time that memory and arithmetic of this machine allow." if ceilings else "")
+    )
+
+
+def _curve_alt(rows: Rows, ceilings: Rows = ()) -> str:
+    parts = []
+    for name in sorted({row["configuration"] for row in rows}):
+        points = sorted((row["n"], row["seconds_median"]) for row in rows if row["configuration"] == name)
+        (first, start), (last, end) = points[0], points[-1]
+        parts.append(f"{name}: {start * 1e3:.1f} ms at n={first}, {end * 1e3:.1f} ms at n={last}")
+    return "Time of a target pass against the number of new tokens. " + "; ".join(parts) + "."
+
+
+def _acceptance_caption(rows: Rows) -> str:
+    return (
+        "Left: accepted over drafted tokens at speculation length K. Right: conditional acceptance of each draft "
+        f"position at the greatest K, where it was tested at least 10 times. {_prompts(rows)} prompts, counts pooled."
+    )
+
+
+def _acceptance_alt(rows: Rows) -> str:
+    parts = [
+        f"{name}: {cells[0].acceptance():.0%} at K={cells[0].cell.K}, {cells[-1].acceptance():.0%} at "
+        f"K={cells[-1].cell.K}"
+        for (name, _), cells in by_configuration(pair_up(rows)).items()
+    ]
+    return "Acceptance against speculation length. " + "; ".join(parts) + "."
+
+
+def _speedup_caption(rows: Rows) -> str:
+    pairs = pair_up(rows, split="report", repetitive=False).values()
+    n = max((len(one) for one in pairs), default=0)
+    return (
+        "Speedup over autoregressive decoding of the same backend against speculation length. Filled: measured, pooled "
+        f"over {n} report prompts without repetition, 95% interval by bootstrap of the log ratio over prompts. Hollow, "
+        "dashed: predicted from curves measured before the runs."
+    )
+
+
+def _speedup_alt(rows: Rows) -> str:
+    parts = []
+    for (name, _), cells in by_configuration(pair_up(rows, split="report", repetitive=False)).items():
+        speedup, K = max((pairs.speedup().estimate, pairs.cell.K) for pairs in cells)
+        parts.append(f"{name}: best {speedup:.2f} at K={K}")
+    return "Speedup against speculation length. " + "; ".join(parts) + "."
+
+
+def _prediction_caption(rows: Rows) -> str:
+    n = max((len(one) for one in pair_up(rows, split="report").values()), default=0)
+    return (
+        "Measured against predicted speedup, one point a configuration and K, 95% interval by bootstrap of the log "
+        f"ratio over {n} report prompts. Grey: measured/predicted between 0.8 and 1.25."
+    )
+
+
+def _prediction_alt(rows: Rows) -> str:
+    ratios = [pairs.measured_over_predicted().estimate for pairs in pair_up(rows, split="report").values()]
+    span = f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else "not measured"
+    return f"Measured against predicted speedup of {len(ratios)} points; their ratios are {span}."
+
+
+GALLERY: dict[str, Drawing] = {
+    "00_cost_curve": Drawing((COST_CURVE, CEILING), curve_t_of_n, _curve_caption, _curve_alt),
+    "02_cost_curve": Drawing((COST_CURVE, CEILING), curve_t_of_n, _curve_caption, _curve_alt),
+    "02_acceptance_profile": Drawing((SWEEP,), acceptance_profile, _acceptance_caption, _acceptance_alt),
+    "02_speedup_by_k": Drawing((SWEEP,), speedup_by_k, _speedup_caption, _speedup_alt),
+    "02_predicted_against_measured": Drawing(
+        (SWEEP,), predicted_against_measured, _prediction_caption, _prediction_alt
+    ),
+}
+"""Figure name → how it is made."""
+
+
+def draw(name: str, *rows: Rows, device: str | None = None, layout: Layout | None = None) -> tuple[Figure, str]:
+    """Draw and save figure `name` from rows (one list a schema); returns the figure and its alternative text.
+
+    In a notebook: `show(*draw("02_speedup_by_k", rows))`. ValueError for an unknown figure or no rows.
+    """
+    if name not in GALLERY:
+        raise ValueError(f"unknown figure {name!r}: expected one of {', '.join(GALLERY)}")
+    drawing = GALLERY[name]
+    if not rows or not rows[0]:
+        raise ValueError(f"figure {name!r} is drawn from {drawing.schemas[0].name} records: got none")
+    figure, alt = drawing.draw(*rows), drawing.alt(*rows)
+    save_figure(figure, name, f"{drawing.caption(*rows)} Device: {device or device_slug()}.", alt, layout)
+    return figure, alt
+
+
+def redraw_all(layout: Layout | None = None) -> list[Path]:
+    """Draw every figure whose records are there, from the newest ones; returns the PNGs."""
+    layout = layout or Layout()
+    drawn = []
+    for name, drawing in GALLERY.items():
+        files = [choose_records(schema, name[:2], layout)[:1] for schema in drawing.schemas]
+        if not files[0]:
+            continue
+        rows = [load_rows(found[0].path) if found else [] for found in files]
+        draw(name, *rows, device=files[0][0].device, layout=layout)
+        drawn.append(layout.figures / f"{name}.png")
+    return drawn
+
+
+def _prompts(rows: Rows) -> int:
+    return len({row["prompt_id"] for row in rows})

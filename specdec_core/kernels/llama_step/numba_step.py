@@ -1,0 +1,326 @@
+"""The compiled decoder step: one function that every worker runs from embedding to logits.
+
+Phases are separated by barriers; within one, workers share the rows, the units of a product or those of attention.
+Rows of scratch arrays are padded with zeros to a multiple of sixteen.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from specdec_core.kernels.attention.numba import Heads, Visible, attend
+from specdec_core.kernels.compiled import compiled, helper
+from specdec_core.kernels.simd import LANES, exp, fma, load, padded, splat, store, total
+from specdec_core.kernels.skinny_linear.numba import MOST_TILES, UNIT_ROWS, product, tiles_of_unit
+from specdec_core.kernels.skinny_linear.panel import ADD, MOST_ROWS, STORE, panel
+from specdec_core.kernels.threads import barrier, claim
+
+NORM, QKV, OUT, POST_NORM, GATE_UP, DOWN = range(6)
+"""Columns of `Model.places`."""
+CLAIMS = 5
+"""Phases of a layer whose work is claimed."""
+GATE_ROWS = 4 * MOST_ROWS
+"""Rows whose gates and ups are computed before the activation is applied to them."""
+
+
+class Model(NamedTuple):
+    """Weights, packed into one flat float32 array, and sizes.
+
+    places      `[layers, 6]` where in `weights` a layer's norms and packed matrices begin.
+    embedding   flat; packed as the head if `tied`, else `[V, hidden]` from 0 on.
+    cosine      `[context · head_dim / 2]`, and sine.
+    """
+
+    weights: np.ndarray
+    places: np.ndarray
+    embedding: np.ndarray
+    tied: bool
+    final_norm: int
+    head: int
+    cosine: np.ndarray
+    sine: np.ndarray
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    epsilon: float
+
+
+class Pass(NamedTuple):
+    """What one pass works on: N nodes, units of attention `[U, 2]` (first and last node), M scored nodes.
+
+    keys, values  the cache, flat `[layers, slots, kv_heads, capacity, head_dim]`.
+    features      `[N, F, hidden]`; logits `[M, padded vocabulary]`; counters for `claim`, zeros.
+    """
+
+    tokens: np.ndarray
+    slots: np.ndarray
+    entries: np.ndarray
+    positions: np.ndarray
+    visible: Visible
+    units: np.ndarray
+    scored: np.ndarray
+    layers: int
+    feature_layers: np.ndarray
+    keys: np.ndarray
+    values: np.ndarray
+    cache_slots: int
+    capacity: int
+    features: np.ndarray
+    logits: np.ndarray
+    counters: np.ndarray
+
+
+class Scratch(NamedTuple):
+    """Flat float32 arrays that passes reuse.
+
+    hidden, normed  `[N, padded hidden]`: residual stream, and the input of the next product.
+    qkv             `[N, padded (heads + 2 kv_heads) · head_dim]`.
+    query           `[kv_heads, N, group, head_dim]` rotated and scaled.
+    attended        `[N, heads · head_dim]`.
+    active          `[N, padded inner]`.
+    scored          `[M, padded hidden]`.
+    private         two-dimensional, `[workers, ·]`: each worker's own.
+    """
+
+    hidden: np.ndarray
+    normed: np.ndarray
+    qkv: np.ndarray
+    query: np.ndarray
+    attended: np.ndarray
+    active: np.ndarray
+    scored: np.ndarray
+    private: np.ndarray
+
+
+@compiled
+def decoder_step(worker, workers, control, model, work, scratch):
+    nodes = work.tokens.size
+    first, last = worker * nodes // workers, (worker + 1) * nodes // workers
+    width, own = padded(model.hidden), scratch.private[worker]
+    _embed(model, work.tokens, scratch.hidden, width, first, last)
+    for layer in range(work.layers):
+        if not _layer(workers, control, model, work, scratch, own, layer, first, last):
+            return
+        _keep_features(work, scratch.hidden, model.hidden, layer, first, last)
+    if work.scored.size:
+        _head(worker, workers, control, model, work, scratch)
+    barrier(control, workers)
+
+
+@helper
+def _layer(workers, control, model, work, scratch, own, layer, first, last):
+    """One decoder layer; False if another worker has failed. This worker's share of rows is first … last − 1."""
+    nodes, claims = work.tokens.size, layer * CLAIMS
+    width, places, weights = padded(model.hidden), model.places, model.weights
+    attended = model.heads * model.head_dim
+    qkv = padded(attended + 2 * model.kv_heads * model.head_dim)
+    inner = padded(model.inner)
+
+    _norm(weights, places[layer, NORM], model, scratch.hidden, scratch.normed, width, first, last)
+    if not barrier(control, workers):
+        return False
+    product(
+        workers, work.counters, claims, weights, places[layer, QKV], model.hidden, qkv // LANES,
+        scratch.normed, width, nodes, scratch.qkv, qkv, STORE,
+    )  # fmt: skip
+    if not barrier(control, workers):
+        return False
+    for node in range(first, last):
+        _rotate(model, work, scratch, layer, node, qkv)
+    if not barrier(control, workers):
+        return False
+    _attention(work.counters, claims + 1, model, work, scratch, own, layer)
+    if not barrier(control, workers):
+        return False
+    product(
+        workers, work.counters, claims + 2, weights, places[layer, OUT], attended, width // LANES,
+        scratch.attended, attended, nodes, scratch.hidden, width, ADD,
+    )  # fmt: skip
+    if not barrier(control, workers):
+        return False
+    _norm(weights, places[layer, POST_NORM], model, scratch.hidden, scratch.normed, width, first, last)
+    if not barrier(control, workers):
+        return False
+    _gated(workers, work.counters, claims + 3, model, places[layer, GATE_UP], nodes, scratch, own)
+    if not barrier(control, workers):
+        return False
+    product(
+        workers, work.counters, claims + 4, weights, places[layer, DOWN], model.inner, width // LANES,
+        scratch.active, inner, nodes, scratch.hidden, width, ADD,
+    )  # fmt: skip
+    return barrier(control, workers)
+
+
+@helper
+def _embed(model, tokens, hidden, width, first, last):
+    for node in range(first, last):
+        token, goal = tokens[node], node * width
+        for j in range(model.hidden):
+            if model.tied:
+                place = model.head + (token // LANES * model.hidden + j) * LANES + token % LANES
+            else:
+                place = token * model.hidden + j
+            hidden[goal + j] = model.embedding[place]
+        for j in range(model.hidden, width):
+            hidden[goal + j] = 0
+
+
+@helper
+def _norm(weights, at, model, source, goal, width, first, last):
+    """RMSNorm of rows first … last − 1: x / √(mean x² + ε) · weight. Lanes sum x² separately, then by halves."""
+    for row in range(first, last):
+        _norm_row(weights, at, model, source, row * width, goal, row * width, width)
+
+
+@helper
+def _norm_row(weights, at, model, source, source_at, goal, goal_at, width):
+    squares = splat(np.float32(0))
+    for j in range(0, width, LANES):
+        x = load(source, source_at + j)
+        squares = fma(x, x, squares)
+    mean = np.float64(total(squares)) / model.hidden
+    scale = splat(np.float32(1.0 / np.sqrt(mean + model.epsilon)))
+    for j in range(0, width, LANES):
+        store(goal, goal_at + j, load(source, source_at + j) * scale * load(weights, at + j))
+
+
+@helper
+def _rotate(model, work, scratch, layer, node, width):
+    """Rotate a node's queries and keys by its position; keys and values go to its cache entry."""
+    size, half, nodes = model.head_dim, model.head_dim // 2, work.tokens.size
+    group = model.heads // model.kv_heads
+    angle, source = work.positions[node] * half, node * width
+    scale = np.float32(1.0 / np.sqrt(np.float64(size)))
+    for head in range(model.heads):
+        goal = ((head // group * nodes + node) * group + head % group) * size
+        _rotate_head(model, angle, scratch.qkv, source + head * size, scratch.query, goal, half, scale)
+    for head in range(model.kv_heads):
+        row = (layer * work.cache_slots + work.slots[node]) * model.kv_heads + head
+        goal = (row * work.capacity + work.entries[node]) * size
+        key = source + (model.heads + head) * size
+        _rotate_head(model, angle, scratch.qkv, key, work.keys, goal, half, np.float32(1))
+        value = key + model.kv_heads * size
+        for d in range(size):
+            work.values[goal + d] = scratch.qkv[value + d]
+
+
+@helper
+def _rotate_head(model, angle, source, source_at, goal, goal_at, half, scale):
+    for d in range(half):
+        cosine, sine = model.cosine[angle + d], model.sine[angle + d]
+        a, b = source[source_at + d], source[source_at + half + d]
+        goal[goal_at + d] = (a * cosine - b * sine) * scale
+        goal[goal_at + half + d] = (b * cosine + a * sine) * scale
+
+
+@helper
+def _attention(counters, phase, model, work, scratch, own, layer):
+    """Units of attention: nodes of one row times one KV head. The last nodes see most and are given out first."""
+    size, nodes, group = model.head_dim, work.tokens.size, model.heads // model.kv_heads
+    count = work.units.shape[0] * model.kv_heads
+    unit = claim(counters, phase)
+    while unit < count:
+        chosen = work.units.shape[0] - 1 - unit // model.kv_heads
+        head = unit % model.kv_heads
+        first, last = work.units[chosen, 0], work.units[chosen, 1]
+        row = (layer * work.cache_slots + work.slots[first]) * model.kv_heads + head
+        attend(
+            first, last, work.visible, Heads(work.keys, work.values, row * work.capacity * size, group, size),
+            scratch.query, (head * nodes + first) * group * size,
+            scratch.attended, first * model.heads * size + head * group * size, model.heads * size, own,
+        )  # fmt: skip
+        unit = claim(counters, phase)
+
+
+@helper
+def _gated(workers, counters, phase, model, at, nodes, scratch, own):
+    """active = SiLU(gate) · up; tiles of gate and up lie side by side in the packed matrix."""
+    k, inner = model.hidden, padded(model.inner)
+    tiles = 2 * inner // LANES
+    unit_tiles = max(2, tiles_of_unit(k, tiles, workers) // 2 * 2)
+    row_blocks = (nodes + UNIT_ROWS - 1) // UNIT_ROWS
+    units = (tiles + unit_tiles - 1) // unit_tiles * row_blocks
+    unit = claim(counters, phase)
+    while unit < units:
+        tile, block = unit // row_blocks * unit_tiles, unit % row_blocks
+        count = min(unit_tiles, tiles - tile)
+        last = (block + 1) * nodes // row_blocks
+        for first in range(block * nodes // row_blocks, last, GATE_ROWS):
+            rows = min(GATE_ROWS, last - first)
+            panel(
+                rows, count, k, model.weights, at + tile * k * LANES, LANES, k * LANES,
+                scratch.normed, first * padded(k), padded(k), own, 0, count * LANES, STORE,
+            )  # fmt: skip
+            for row in range(rows):
+                for pair in range(count // 2):
+                    source = (row * count + 2 * pair) * LANES
+                    goal = (first + row) * inner + (tile // 2 + pair) * LANES
+                    store(scratch.active, goal, _silu(load(own, source)) * load(own, source + LANES))
+        unit = claim(counters, phase)
+
+
+@helper
+def _silu(x):
+    one = splat(np.float32(1))
+    return x / (one + exp(splat(np.float32(0)) - x))
+
+
+@helper
+def _keep_features(work, hidden, size, layer, first, last):
+    """Copy this worker's rows of the residual stream if the layer's output was asked for."""
+    kept = work.feature_layers.size
+    for column in range(kept):
+        if work.feature_layers[column] == layer:
+            for node in range(first, last):
+                for j in range(size):
+                    work.features[node, column, j] = hidden[node * padded(size) + j]
+
+
+@helper
+def _head(worker, workers, control, model, work, scratch):
+    """Final norm and head of the scored nodes only."""
+    count, width = work.scored.size, padded(model.hidden)
+    for row in range(worker * count // workers, (worker + 1) * count // workers):
+        _norm_row(
+            model.weights, model.final_norm, model, scratch.hidden, work.scored[row] * width,
+            scratch.scored, row * width, width,
+        )  # fmt: skip
+    if not barrier(control, workers):
+        return
+    vocabulary = padded(model.vocabulary)
+    product(
+        workers, work.counters, work.layers * CLAIMS, model.weights, model.head, model.hidden, vocabulary // LANES,
+        scratch.scored, width, count, work.logits, vocabulary, STORE,
+    )  # fmt: skip
+
+
+@compiled
+def find_visible(committed, depths, nodes, paths, width, straight):
+    """Fill `straight` `[N]` (see `Visible`): a chain's nodes see entries in order, a tree's only up to a branch."""
+    for node in range(committed.size):
+        rank = 0
+        if depths[node] == nodes[node]:
+            rank = depths[node] + 1
+        else:
+            while rank <= depths[node] and paths[node * width + rank] == rank:
+                rank += 1
+        straight[node] = committed[node] + rank
+
+
+@compiled
+def find_units(offsets, most, units):
+    """Cut every row's nodes into units of at most `most` of nearly equal size; their number."""
+    count = 0
+    for row in range(offsets.size - 1):
+        nodes = offsets[row + 1] - offsets[row]
+        parts = (nodes + most - 1) // most
+        for part in range(parts):
+            units[count, 0] = offsets[row] + part * nodes // parts
+            units[count, 1] = offsets[row] + (part + 1) * nodes // parts
+            count += 1
+    return count
