@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,11 +13,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. Known errors are one line, without a traceback."""
     options = _parser().parse_args(arguments)
     try:
-        return options.run(options) or 0
+        status = options.run(options) or 0
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt:
         print("interrupted; what was measured is kept, run the same command again to go on", file=sys.stderr)
         return 130
     except BrokenPipeError:
+        # Nobody reads any more; what is left must not be flushed into the closed pipe at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (ValueError, ArithmeticError, OSError, RuntimeError) as error:
         print(f"specdec: {type(error).__name__}: {error}", file=sys.stderr)
@@ -37,6 +42,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--only", action="append", help="a notebook's number, such as 02; may be given several times")
     sub.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE", help="notebook parameter")
     sub.add_argument("--write-back", action="store_true", help="put the executed notebooks back into notebooks/")
+    sub = command("keep", _keep, "keep this machine's records under data/records, to be committed")
+    sub.add_argument("--profile", default="full", help="quick or full (default)")
+    sub.add_argument("name", nargs="*", default=["*"], help="record files, such as 02_sweep or '02_*' (default: all)")
     command("replay", _replay, "redraw figures, verdicts and tables from records, without torch")
     sub = command("claims", _claims, "print the claims table")
     sub.add_argument("--json", action="store_true")
@@ -86,14 +94,10 @@ def _placement(options: argparse.Namespace):
 
 def _reproduce(options: argparse.Namespace) -> int:
     from specdec_core.evidence.evaluate import failures
+    from specdec_core.evidence.notebooks import parse_parameter
     from specdec_core.evidence.runner import reproduce
 
-    parameters = {}
-    for each in options.parameter:
-        name, equals, value = each.partition("=")
-        if not equals:
-            raise ValueError(f"parameter {each!r}: expected NAME=VALUE")
-        parameters[name] = value
+    parameters = dict(parse_parameter(each) for each in options.parameter)
     done = reproduce(options.profile, options.only or (), parameters, write_back=options.write_back)
     return 1 if failures(done.verdicts) else 0
 
@@ -107,6 +111,13 @@ def _replay(options: argparse.Namespace) -> int:
     print(text_table(done.verdicts))
     print(f"{len(done.figures)} figures redrawn; report in {done.report}")
     return 1 if failures(done.verdicts) else 0
+
+
+def _keep(options: argparse.Namespace) -> None:
+    from specdec_core.evidence.records import keep_records
+
+    for path in keep_records(options.profile, names=options.name):
+        print(path)
 
 
 def _claims(options: argparse.Namespace) -> int:

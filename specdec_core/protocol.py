@@ -3,8 +3,9 @@
 A target scores a draft without changing its committed state; then the accepted path is committed. Autoregressive
 decoding is the same loop without a drafter, a single stream is a batch of one, a chain is a tree with one branch.
 
-Invariant of every state, a drafter's own included: *cached length = committed tokens − 1*. The newest committed token
-has no cache entry yet; it is fed with the draft, as node 0 of the topology.
+Invariant of every target's state: *cached length = committed tokens − 1*. The newest committed token has no cache entry
+yet; it is fed with the draft, as node 0 of the topology. A drafter's own state may lack more, after a draft that was
+accepted whole; it feeds what it lacks with the next draft.
 """
 
 from __future__ import annotations
@@ -202,7 +203,7 @@ class RowRound:
 
 @dataclass(frozen=True)
 class Phases:
-    """Seconds of one round, by phase; `other` is what the loop itself took."""
+    """Seconds of one round, by phase."""
 
     admit: float = 0.0
     draft: float = 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -96,6 +95,7 @@ class Row:
         reach = 4 * max(map(len, self.options.stop)) + 8
         tail = self._tokens[max(self.prompt_length, self.count - reach) : self.count]
         after, before = self._detokenize(tail.tolist()), self._detokenize(tail[:-1].tolist())
-        same = len(os.path.commonprefix([before, after]))
+        pairs = zip(before, after, strict=False)
+        same = next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(before), len(after)))
         # One that ended before the newest token is over: it came before min_new_tokens and may come again.
         return any(after.find(stop, max(0, same - len(stop) + 1)) >= 0 for stop in self.options.stop)

@@ -16,6 +16,8 @@ from specdec_core.sampling import Options
 
 def talk(opened: Opened, prompt: str, drafter_kind: str, k: int, options: Options, raw: bool = False) -> None:
     """Answer `prompt` (through the chat template unless `raw`), streaming to standard output."""
+    if not prompt:
+        raise ValueError("empty prompt: expected some text to answer")
     tokenizer = opened.tokenizer
     ids = tokenizer.encode(prompt) if raw else tokenizer.chat([{"role": "user", "content": prompt}])
     options = replace(options, eos=tokenizer.eos_ids)

@@ -78,10 +78,16 @@ class Topology:
         return self.parents == tuple(range(-1, len(self) - 1))
 
 
-@lru_cache(maxsize=4096)
+SMALL = 64
+"""Nodes up to which shapes are remembered: drafts come again every round, a long prompt's chain does not."""
+
+
 def tree(parents: Parents) -> Topology:
-    """The tree with these parents; equal shapes are one object, so their tables are computed once."""
-    return Topology(parents)
+    """The tree with these parents; equal small shapes are one object, so their tables are computed once."""
+    return _tree(parents) if len(parents) <= SMALL else Topology(parents)
+
+
+_tree = lru_cache(maxsize=4096)(Topology)
 
 
 def chain(nodes: int) -> Topology:
@@ -135,13 +141,11 @@ class Forest:
         return table
 
 
-@lru_cache(maxsize=4096)
-def _forest(trees: tuple[Topology, ...]) -> Forest:
-    return Forest(trees)
-
-
 def forest(trees: Sequence[Topology]) -> Forest:
-    """The forest of these rows; equal shapes are one object."""
+    """The forest of these rows; equal small shapes are one object."""
     if not trees:
         raise TopologyError("a forest without rows: expected at least one")
-    return _forest(tuple(trees))
+    return _forest(tuple(trees)) if sum(map(len, trees)) <= 4 * SMALL else Forest(tuple(trees))
+
+
+_forest = lru_cache(maxsize=1024)(Forest)

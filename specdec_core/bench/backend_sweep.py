@@ -55,15 +55,12 @@ PLANS = {
 }
 
 
-def planned(profile: str, ks: str = "") -> SweepPlan:
-    """The profile's plan; `ks` such as "1,2,4" replaces its speculation lengths."""
+def planned(profile: str, ks: Sequence[int] = ()) -> SweepPlan:
+    """The profile's plan; `ks`, if any, replaces its speculation lengths."""
     plan = PLANS[known_profile(profile)]
-    if not ks:
-        return plan
-    lengths = [part.strip() for part in ks.split(",")]
-    if not all(part.isdecimal() and int(part) >= 1 for part in lengths):
-        raise ValueError(f"ks {ks!r}: expected speculation lengths K ≥ 1 between commas, such as '1,2,4'")
-    return replace(plan, ks=tuple(sorted({int(part) for part in lengths})))
+    if any(k < 1 for k in ks):
+        raise ValueError(f"ks {list(ks)}: expected speculation lengths K ≥ 1, such as [1, 2, 4]")
+    return replace(plan, ks=tuple(sorted(set(ks)))) if ks else plan
 
 
 def open_targets(target: Transformer) -> dict[str, Transformer]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from specdec_core.arrays import host
-from specdec_core.placement import Placement
 from specdec_core.targets.transformer import Transformer
 from specdec_core.topology import chain, forest, tree
 
@@ -39,28 +39,15 @@ SHAPES = {
 }
 
 
-def reference_of(target: Transformer) -> Transformer:
-    """The same weights in float64 on the CPU, by the plain torch engine."""
-    return target.placed(Placement("torch", "cpu", "float64"))
-
-
 def check_conformance(target: Transformer, reference: Transformer, context: int = 40, seed: int = 0) -> Conformance:
     """Compare logits on fresh random input over single nodes, chains, trees and ragged batches.
 
     Raises ConformanceError if any shape is off by more than TOLERANCE.
     """
-    random = np.random.default_rng(seed)
+    expected = _reference_logits(reference, context, seed)
     errors = {}
-    for name, trees in SHAPES.items():
-        shape, rows = forest(trees), np.arange(len(trees))
-        prompts = [random.integers(0, target.vocabulary, context + 5 * row) for row in rows]
-        nodes = random.integers(0, target.vocabulary, len(shape.rows))
-        logits = []
-        for model in (target, reference):
-            state = model.new_state(len(rows), context + 5 * len(rows) + len(nodes))
-            model.prefill(state, rows, prompts)
-            logits.append(np.asarray(host(model.verify(state, rows, nodes, shape).logits), np.float64))
-        errors[name] = float(np.abs(logits[0] - logits[1]).max() / np.abs(logits[1]).max())
+    for name, logits in _logits(target, context, seed).items():
+        errors[name] = float(np.abs(logits - expected[name]).max() / np.abs(expected[name]).max())
     found = Conformance(errors, TOLERANCE[target.placement.dtype])
     if not found.passed:
         raise ConformanceError(
@@ -68,3 +55,20 @@ def check_conformance(target: Transformer, reference: Transformer, context: int 
             f"expected at most {found.tolerance}; no timing is reported while this is so"
         )
     return found
+
+
+def _logits(target: Transformer, context: int, seed: int) -> dict[str, np.ndarray]:
+    """Logits `[N, V]` float64 of every shape on the random input of this seed."""
+    random, found = np.random.default_rng(seed), {}
+    for name, trees in SHAPES.items():
+        shape, rows = forest(trees), np.arange(len(trees))
+        prompts = [random.integers(0, target.vocabulary, context + 5 * row) for row in rows]
+        nodes = random.integers(0, target.vocabulary, len(shape.rows))
+        state = target.new_state(len(rows), context + 5 * len(rows) + len(nodes))
+        target.prefill(state, rows, prompts)
+        found[name] = np.asarray(host(target.verify(state, rows, nodes, shape).logits), np.float64)
+    return found
+
+
+_reference_logits = lru_cache(maxsize=1)(_logits)
+"""The reference is slow, and several placements are compared with it."""

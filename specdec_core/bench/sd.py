@@ -12,12 +12,13 @@ import torch
 from tqdm import tqdm
 
 from specdec_core.bench.backend_sweep import cases_of
-from specdec_core.bench.conformance import check_conformance, reference_of
+from specdec_core.bench.conformance import check_conformance
+from specdec_core.bench.engine import ENGINE, floor_rows, measure_engine
 from specdec_core.bench.greedy import GREEDY, greedy_agreement
 from specdec_core.bench.machine import ceiling_row, curve_rows, measure_targets
 from specdec_core.drafters.layer_skip import LayerSkipDrafter
 from specdec_core.drafters.ngram import NGramDrafter
-from specdec_core.evidence.provenance import fingerprint
+from specdec_core.evidence.provenance import cpu_model, fingerprint
 from specdec_core.evidence.records import RecordWriter
 from specdec_core.evidence.sweep_records import CEILING, COST_CURVE, SWEEP
 from specdec_core.measure.clock import peak_memory
@@ -38,12 +39,12 @@ def bench_sd(model: str, placement: Placement, out: Path) -> None:
     """Measure `model` under `placement` and write curves, ceilings, sweep and greedy records into `out`."""
     opened = open_target(model, placement)
     target, backend = opened.target, f"{placement.engine} {placement.dtype} {placement.device}"
-    reference = reference_of(target)
+    reference = target.float64_reference()
     found = check_conformance(target, reference)
     print(f"conformance, error relative to the largest logit: {found.errors} (tolerance {found.tolerance})")
 
-    gpu = torch.cuda.get_device_name() if placement.device.startswith("cuda") else None
-    provenance = fingerprint("quick", gpu=gpu)
+    gpu = {"cuda": torch.cuda.get_device_name, "mps": cpu_model}.get(placement.torch_device.type, lambda: None)()
+    provenance = fingerprint("quick", threads=placement.workers, dtype=placement.dtype, gpu=gpu)
 
     def writer(what: str, schema) -> RecordWriter:
         return RecordWriter(out, f"bench_sd_{what}", schema, provenance, code=CODE)
@@ -55,6 +56,13 @@ def bench_sd(model: str, placement: Placement, out: Path) -> None:
         for row in curve_rows(backend, backend, samples[backend]):
             curves.append(row)
     _print_curve(samples[backend], ceiling)
+    if placement.engine == "numba":
+        with writer("engine", ENGINE) as file:
+            rows = floor_rows(samples[backend].seconds, best["read"], ceiling)
+            rows += measure_engine(opened.checkpoint, target, target.placed(Placement("torch")), repeats=5)
+            for row in rows:
+                file.append(row)
+                print("{what}: {ratio:.2f} [{low:.2f}, {high:.2f}], {bound} {threshold:g}".format(**row))
 
     cases = cases_of(load_prompts(), opened.tokenizer, 2)
     options = Options(max_new_tokens=48, eos=opened.tokenizer.eos_ids)

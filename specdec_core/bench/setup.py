@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from specdec_core.bench.engine import ENGINE, floor_rows, measure_engine
 from specdec_core.bench.machine import WIDTHS, ceiling_row, curve_rows, measure_targets
 from specdec_core.evidence.layout import Layout
 from specdec_core.evidence.provenance import fingerprint
 from specdec_core.evidence.records import RecordWriter
 from specdec_core.evidence.sweep_records import CEILING, COST_CURVE
+from specdec_core.models.checkpoints import Checkpoint
 from specdec_core.targets.transformer import Transformer
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ CODE = (
     "specdec_core/targets/transformer.py",
     "specdec_core/measure",
     "specdec_core/bench/machine.py",
+    "specdec_core/bench/engine.py",
 )
 """What the records depend on."""
 
@@ -38,21 +41,50 @@ class SetupPlan:
 PLANS = {"quick": SetupPlan(), "full": SetupPlan(contexts=(128, 512), repeats=60)}
 
 
+@dataclass(frozen=True)
+class SetupRows:
+    """Records of one run: 'cost_curve', 'ceiling' and 'engine' rows."""
+
+    curves: list[dict[str, Any]]
+    ceilings: list[dict[str, Any]]
+    engine: list[dict[str, Any]]
+
+
 def measure_setup(
-    plan: SetupPlan, targets: Mapping[str, Transformer], profile: str, layout: Layout | None = None
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Measure and record t(n) and ceilings; returns 'cost_curve' and 'ceiling' rows."""
+    plan: SetupPlan,
+    checkpoint: Checkpoint,
+    targets: Mapping[str, Transformer],
+    profile: str,
+    layout: Layout | None = None,
+) -> SetupRows:
+    """Measure and record t(n), the ceilings, and what is demanded of the compiled engine (the first of `targets`)."""
     layout = layout or Layout()
     samples, best = measure_targets(targets, plan.widths, plan.contexts, plan.repeats)
     curves = [row for name, each in samples.items() for row in curve_rows(name, name, each)]
     ceilings = [ceiling_row(name, target, best) for name, target in targets.items()]
-    for name, schema, rows in (("00_cost_curve", COST_CURVE, curves), ("00_ceiling", CEILING, ceilings)):
+    (first, ours), (_, peer), *_ = targets.items()
+    engine = floor_rows(samples[first].seconds, best["read"], ceilings[0])
+    engine += measure_engine(checkpoint, ours, peer, max(3, plan.repeats // 3))
+    for name, schema, rows in (
+        ("00_cost_curve", COST_CURVE, curves),
+        ("00_ceiling", CEILING, ceilings),
+        ("00_engine", ENGINE, engine),
+    ):
         with RecordWriter(
             layout.records(profile), name, schema, fingerprint(profile), code=CODE, layout=layout
         ) as file:
             for row in rows:
                 file.append(row)
-    return curves, ceilings
+    return SetupRows(curves, ceilings, engine)
+
+
+def engine_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Demands on the engine, their thresholds, and what was measured."""
+    import pandas as pd
+
+    table = pd.DataFrame(rows).set_index("what")
+    table["demanded"] = table["bound"] + " " + table["threshold"].map("{:g}".format)
+    return table[["demanded", "ratio", "low", "high", "reached", "samples"]]
 
 
 def curve_table(curves: Sequence[Mapping[str, Any]], ceilings: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

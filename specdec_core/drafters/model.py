@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ class ModelDrafter:
 
     vocabulary  the target's (paddings may differ): tokens that only the drafter has are never drafted, those that
                 only the target has are read as the drafter's last token.
+
+    A row longer than the drafter's own context goes on without drafts.
     """
 
     def __init__(self, model: Target, vocabulary: int):
@@ -31,9 +34,11 @@ class ModelDrafter:
         self._drafted: dict[int, tuple[int, np.ndarray]] = {}
 
     def admit(self, slots: np.ndarray, prompts: Sequence[np.ndarray], features: Sequence[Array | None]) -> None:
-        self.model.prefill(self._state, slots, [_readable(prompt, self.model) for prompt in prompts])
+        self.model.prefill(self._state, slots, [_readable(p[: self.model.context + 1], self.model) for p in prompts])
 
     def propose(self, views: Sequence[RowView], state: Any) -> list[Draft]:
+        room = self.model.context + 1  # the token drafted last is not fed
+        views = [replace(view, limit=min(view.limit, room - len(view.committed))) for view in views]
         drafts = draft_chains(self.model, self._state, views, self.vocabulary)
         for view, draft in zip(views, drafts, strict=True):
             self._drafted[view.slot] = len(view.committed), draft.tokens

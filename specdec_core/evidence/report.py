@@ -54,7 +54,7 @@ def write_report(
 
     layout = layout or Layout()
     verdicts = verdicts if verdicts is not None else evaluate_all(layout)
-    page = Environment(autoescape=False, trim_blocks=True).from_string(TEMPLATE)
+    page = Environment(autoescape=True, trim_blocks=True).from_string(TEMPLATE)
     text = page.render(
         summary=_summary(verdicts),
         claims=[_claim_row(verdict) for verdict in verdicts],

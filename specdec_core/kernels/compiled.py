@@ -25,6 +25,15 @@ def helper(function: Callable[..., Any]) -> Any:
     return numba.njit(nogil=True, boundscheck=False, error_model="numpy")(function)
 
 
+def inlined(function: Callable[..., Any]) -> Any:
+    """A helper that becomes part of its callers before they are compiled.
+
+    For what calls the micro-kernels: numba compiles whatever a function calls anew for each function that calls it,
+    and the micro-kernels are the bulk of the code.
+    """
+    return numba.njit(nogil=True, boundscheck=False, error_model="numpy", inline="always")(function)
+
+
 def compiled(function: Callable[..., Any]) -> Any:
     """Compile a function that Python calls, without the GIL, and keep its code on disk for the next process.
 
@@ -66,9 +75,14 @@ def code_folder() -> Path | None:
 
 
 def source_key(root: Path) -> str:
-    """Hash of all Python sources below `root` (their relative paths and contents) and of the compilers' versions."""
+    """Hash of the Python sources below `root` (relative paths and contents) and of the compilers' versions.
+
+    Forms in torch (`torch.py`) hold no compiled code: an edit to one leaves the others' code as it is.
+    """
     digest = hashlib.sha256(f"numba {numba.__version__} llvmlite {llvmlite.__version__}".encode())
     for file in sorted(root.rglob("*.py")):
+        if file.name == "torch.py":
+            continue
         content = file.read_bytes()
         digest.update(f"\n{file.relative_to(root).as_posix()} {len(content)}\n".encode())
         digest.update(content)

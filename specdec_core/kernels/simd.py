@@ -8,13 +8,14 @@ Arrays are one-dimensional, contiguous float32; an offset counts elements and is
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, ClassVar
 
 from llvmlite import ir
 from numba import types
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_jitable, register_model
 
+from specdec_core.kernels.compiled import helper
 from specdec_core.kernels.cpu import fuses
 
 LANES = 16
@@ -43,7 +44,7 @@ def _binary(symbol: Any, emit: str) -> None:
 
     @infer_global(symbol)
     class Template(ConcreteTemplate):
-        cases = [signature(vector, vector, vector)]
+        cases: ClassVar = [signature(vector, vector, vector)]
 
     @lower_builtin(symbol, vector, vector)
     def lower(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -94,6 +95,15 @@ def store_at(builder: ir.IRBuilder, value: ir.Value, address: ir.Value) -> None:
     builder.store(value, builder.bitcast(address, VECTOR.as_pointer()), align=4)
 
 
+def prefetch_at(builder: ir.IRBuilder, address: ir.Value) -> None:
+    """Ask for the cache line at an address, to be read, into the second-level cache."""
+    small = ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [FLOAT.as_pointer(), small, small, small])
+    module, name = builder.module, "llvm.prefetch.p0"
+    function = module.globals.get(name) or ir.Function(module, kind, name)
+    builder.call(function, [address, ir.Constant(small, 0), ir.Constant(small, 2), ir.Constant(small, 1)])
+
+
 @intrinsic
 def load(typingctx: Any, array: Any, offset: Any) -> Any:
     """Elements offset … offset + 15."""
@@ -113,6 +123,22 @@ def store(typingctx: Any, array: Any, offset: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(array, types.intp, vector), codegen
+
+
+@intrinsic
+def touch(typingctx: Any, array: Any, offset: Any) -> Any:
+    """Load an element and drop it, so that its cache line is there when needed.
+
+    Unlike a prefetch, which a busy core may ignore, a load is always served, and the processor's own prefetching
+    learns from it. Atomic, though of no use as such, because the compiler removes any other load without a user.
+    """
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        word = builder.bitcast(pointer(context, builder, sig.args[0], *args), ir.IntType(32).as_pointer())
+        builder.load_atomic(word, "monotonic", 4)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), codegen
 
 
 @intrinsic
@@ -256,3 +282,23 @@ def _fold(builder: ir.IRBuilder, value: ir.Value, combine: Any) -> ir.Value:
 def padded(count: int) -> int:
     """The next multiple of 16."""
     return (count + LANES - 1) // LANES * LANES
+
+
+@register_jitable
+def row_step(count: int) -> int:
+    """Distance of rows of `count` floats: padded, and an odd number of cache lines.
+
+    Sixteen rows that are read in step would otherwise fall into the same few sets of the first-level cache and evict
+    each other (measured: 48 instead of 117 GFLOP/s for rows of 2048).
+    """
+    return (count + LANES - 1) // LANES // 2 * 2 * LANES + LANES
+
+
+@helper
+def copy(source, at, goal, goal_at, count):
+    """goal[goal_at + i] = source[at + i] for i < count."""
+    whole = count // LANES * LANES
+    for i in range(0, whole, LANES):
+        store(goal, goal_at + i, load(source, at + i))
+    for i in range(whole, count):
+        goal[goal_at + i] = source[at + i]

@@ -151,7 +151,7 @@ class Team:
             threading.Thread(target=self._work, args=(worker,), name=name, daemon=True).start()
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Call `function(worker, workers, control, *arguments)` in every worker; raise what the first to fail raised."""
+        """Call `function(worker, workers, control, *arguments)` in every worker; raise what the first to fail did."""
         with self._running:
             self._control[:] = 0
             # Without a core for each, whoever is waited for may itself be waiting for this one's core.

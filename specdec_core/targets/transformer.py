@@ -32,6 +32,7 @@ class Transformer:
 
     feature_layers  decoder layers whose outputs every pass returns (for drafters trained on them).
     chunk           most tokens of one prefill pass: bounds memory, changes nothing else.
+    step            the decoder step, if not the one that the placement's engine makes of these weights.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Transformer:
         placement: Placement | None = None,
         feature_layers: tuple[int, ...] = (),
         chunk: int = 512,
+        step: LlamaStep | None = None,
     ):
         self.placement = placement or Placement()
         self.config = checkpoint.config
@@ -51,7 +53,7 @@ class Transformer:
         self.feature_layers = tuple(sorted(feature_layers))
         self.layers = self.config.layers
         self._chunk = chunk
-        self._step = build_engine(checkpoint, self.placement)
+        self._step = step or build_engine(checkpoint, self.placement)
 
     @property
     def vocabulary(self) -> int:
@@ -64,6 +66,14 @@ class Transformer:
     def placed(self, placement: Placement) -> Transformer:
         """The same weights on another engine, device or dtype."""
         return Transformer(self._checkpoint, placement, self.feature_layers, self._chunk)
+
+    def float64_reference(self) -> Transformer:
+        """The same weights in float64 on the CPU by plain torch, read layer by layer: slow, exact, small in memory."""
+        from specdec_core.kernels.llama_step.torch import StreamedTorchLlama
+
+        placement = Placement("torch", "cpu", "float64")
+        step = StreamedTorchLlama(self.config, self._checkpoint.weights, placement)
+        return Transformer(self._checkpoint, placement, self.feature_layers, self._chunk, step)
 
     def early_exit(self, layers: int) -> Transformer:
         """The first `layers` layers with the final norm and head: the same weights, usable on the same state."""

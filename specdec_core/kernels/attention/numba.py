@@ -21,9 +21,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specdec_core.kernels.compiled import helper
+from specdec_core.kernels.compiled import helper, inlined
 from specdec_core.kernels.simd import (
     LANES,
+    copy,
     exp,
     highest,
     keep_first,
@@ -33,6 +34,7 @@ from specdec_core.kernels.simd import (
     splat,
     store,
     total,
+    touch,
     transpose,
 )
 from specdec_core.kernels.skinny_linear.panel import CONTINUE, MOST_ROWS, STORE, panel
@@ -91,12 +93,12 @@ def _places(queries, size, longest):
 _places_of = helper(_places)
 
 
-@helper
+@inlined
 def attend(first, last, visible, heads, query, query_at, output, output_at, output_step, scratch):
     """Nodes first … last − 1 of one row, the heads of one KV group; at most `QUERIES` queries, or one node.
 
-    query[query_at …] `[nodes, group, size]` rotated and scaled; output[output_at + (node − first) · output_step …] `[group,
-    size]`; scratch is this worker's own.
+    query[query_at …] `[nodes, group, size]` rotated and scaled; scratch is this worker's own;
+    output[output_at + (node − first) · output_step …] `[group, size]`.
     """
     size, group = heads.size, heads.group
     queries = (last - first) * group
@@ -107,8 +109,12 @@ def attend(first, last, visible, heads, query, query_at, output, output_at, outp
     tiles, gathered, outputs, sums, scores, _ = _places_of(queries, size, longest)
     span = (longest + BLOCK - 1) // BLOCK * BLOCK
 
+    _ask_for(heads.keys, heads.at, min(BLOCK, reach) * size)
     for rank in range(0, reach, BLOCK):
         count = min(BLOCK, reach - rank)
+        # The cache was last read a whole pass of weights ago: ask in time, for the values too, which come next.
+        _ask_for(heads.keys, heads.at + (rank + count) * size, min(BLOCK, reach - rank - count) * size)
+        _ask_for(heads.values, heads.at + rank * size, count * size)
         _key_tiles(heads.keys, heads.at + rank * size, count, size, scratch, tiles)
         panel(
             queries, (count + LANES - 1) // LANES, size, scratch, tiles, LANES, LANES * size,
@@ -137,8 +143,16 @@ def attend(first, last, visible, heads, query, query_at, output, output_at, outp
         for head in range(group):
             q = (node - first) * group + head
             goal, source = output_at + (node - first) * output_step + head * size, outputs + q * width
-            for d in range(size):
-                output[goal + d] = scratch[source + d] / scratch[sums + q]
+            divisor = splat(scratch[sums + q])
+            for d in range(0, width, LANES):
+                store(scratch, source + d, load(scratch, source + d) / divisor)
+            copy(scratch, source, output, goal, size)
+
+
+@helper
+def _ask_for(source, at, count):
+    for i in range(0, count, LANES):
+        touch(source, at + i)
 
 
 @helper
@@ -166,8 +180,7 @@ def _gather(source, at, visible, node, rank, count, size, step, goal, goal_at):
         entry = rank + row
         if entry >= committed:
             entry = committed + visible.paths[node * visible.depths + entry - committed]
-        for d in range(size):
-            goal[goal_at + row * step + d] = source[at + entry * size + d]
+        copy(source, at + entry * size, goal, goal_at + row * step, size)
 
 
 @helper
@@ -187,7 +200,7 @@ def _exponentials(scores, at, length):
     return total(lanes)
 
 
-@helper
+@inlined
 def _weighted_values(first, last, visible, heads, scratch, scores, span, gathered, outputs):
     """Σ p · v of every query. Nodes go together as far as all of them see the same entries, then each on its own."""
     size, group = heads.size, heads.group

@@ -28,7 +28,7 @@ from specdec_core.kernels.llama_step.numba_step import (
 )
 from specdec_core.kernels.plan import StepPlan
 from specdec_core.kernels.rotary import rotary_tables
-from specdec_core.kernels.simd import LANES, padded
+from specdec_core.kernels.simd import LANES, padded, row_step
 from specdec_core.kernels.skinny_linear.numba import MOST_TILES, pack
 from specdec_core.kernels.threads import COUNTER, team
 from specdec_core.placement import Placement
@@ -61,12 +61,12 @@ class NumbaLlama:
     ) -> tuple[np.ndarray | None, np.ndarray | None]:
         self._require(plan, cache, layers, scored, feature_layers)
         c, nodes = self.config, len(plan.tokens)
-        rows = _NONE if scored is None else np.ascontiguousarray(scored, np.int64)
+        rows = _NONE if scored is None else _plain(scored)
         logits = np.empty((len(rows), padded(c.vocabulary)), np.float32)
         features = np.empty((nodes, len(feature_layers), c.hidden_size), np.float32)
         work = Pass(
-            tokens=plan.tokens,
-            slots=plan.slots,
+            tokens=_plain(plan.tokens),
+            slots=_plain(plan.slots),
             entries=plan.entries,
             positions=plan.positions,
             visible=_visible(plan),
@@ -78,7 +78,7 @@ class NumbaLlama:
             values=cache.values.numpy().reshape(-1),
             cache_slots=cache.keys.shape[1],
             capacity=cache.keys.shape[3],
-            features=features,
+            features=features.reshape(-1),
             logits=logits.reshape(-1),
             counters=np.zeros((CLAIMS * layers + 1) * COUNTER, np.int64),
         )
@@ -93,20 +93,22 @@ class NumbaLlama:
         """Scratch arrays for a pass of this size: the ones at hand if they are large enough."""
         c = self.config
         queries, keys = c.heads * c.head_dim, c.kv_heads * c.head_dim
-        hidden = padded(c.hidden_size)
+        hidden = row_step(c.hidden_size)
         attention = workspace(c.heads // c.kv_heads, c.head_dim, longest)
         needed = {
             "hidden": nodes * hidden,
             "normed": nodes * hidden,
             "qkv": nodes * padded(queries + 2 * keys),
             "query": nodes * queries,
-            "attended": nodes * queries,
-            "active": nodes * padded(c.intermediate_size),
+            "attended": nodes * row_step(queries),
+            "active": nodes * row_step(c.intermediate_size),
             "scored": scored * hidden,
             "private": self.workers * max(attention, GATE_ROWS * MOST_TILES * LANES),
         }
         if self._scratch is None:
-            self._scratch = Scratch(*(np.zeros(0, np.float32) for _ in range(7)), np.zeros((self.workers, 0), np.float32))
+            nothing = np.zeros(0, np.float32)
+            empty = dict.fromkeys(Scratch._fields, nothing)
+            self._scratch = Scratch(**empty)._replace(private=nothing.reshape(self.workers, 0))
         grown = {}
         for name, size in needed.items():
             if getattr(self._scratch, name).size < size:
@@ -193,7 +195,8 @@ def pack_model(config: LlamaShape, weights: Mapping[str, Any]) -> Model:
     put_norm("model.norm.weight", final_norm)
     name = "model.embed_tokens.weight" if c.tied_head else "lm_head.weight"
     pack(get(name, c.vocabulary, hidden), flat, head, LANES)
-    cosine, sine = (table.astype(np.float32).reshape(-1) for table in rotary_tables(c.context, c.head_dim, c.rope_theta))
+    tables = rotary_tables(c.context, c.head_dim, c.rope_theta)
+    cosine, sine = (table.astype(np.float32).reshape(-1) for table in tables)
     return Model(
         weights=flat,
         places=places.astype(np.int64),
@@ -220,16 +223,23 @@ def _aligned(size: int) -> np.ndarray:
     return room[skip : skip + size]
 
 
+def _plain(values: np.ndarray, dtype: type = np.int64) -> np.ndarray:
+    """The values as a contiguous, writable array: for any other kind numba would compile the whole step once more."""
+    if values.dtype == dtype and values.flags.c_contiguous and values.flags.writeable:
+        return values
+    return np.array(values, dtype, order="C")
+
+
 def _visible(plan: StepPlan) -> Visible:
     straight = np.empty(len(plan.tokens), np.int64)
-    paths = plan.paths.reshape(-1)
-    find_visible(plan.committed, plan.depths, plan.nodes, paths, plan.paths.shape[1], straight)
-    return Visible(plan.committed, plan.positions + 1, straight, paths, plan.paths.shape[1])
+    committed, paths, columns = _plain(plan.committed), _plain(plan.paths, np.int32).reshape(-1), plan.paths.shape[1]
+    find_visible(committed, _plain(plan.depths), _plain(plan.nodes), paths, columns, straight)
+    return Visible(committed, plan.positions + 1, straight, paths, columns)
 
 
 def _units(plan: StepPlan, most: int) -> np.ndarray:
     units = np.empty((len(plan.tokens), 2), np.int64)
-    return units[: find_units(plan.offsets, most, units)]
+    return units[: find_units(_plain(plan.offsets), most, units)]
 
 
 def _require_within(values: np.ndarray, limit: int, what: str, whose: str) -> None:

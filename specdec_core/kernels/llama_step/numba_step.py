@@ -1,7 +1,7 @@
 """The compiled decoder step: one function that every worker runs from embedding to logits.
 
 Phases are separated by barriers; within one, workers share the rows, the units of a product or those of attention.
-Rows of scratch arrays are padded with zeros to a multiple of sixteen.
+Rows of scratch arrays are padded with zeros to a multiple of sixteen and lie `row_step` apart.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from specdec_core.kernels.attention.numba import Heads, Visible, attend
-from specdec_core.kernels.compiled import compiled, helper
-from specdec_core.kernels.simd import LANES, exp, fma, load, padded, splat, store, total
-from specdec_core.kernels.skinny_linear.numba import MOST_TILES, UNIT_ROWS, product, tiles_of_unit
+from specdec_core.kernels.compiled import compiled, helper, inlined
+from specdec_core.kernels.simd import LANES, copy, exp, fma, load, padded, row_step, splat, store, total
+from specdec_core.kernels.skinny_linear.numba import UNIT_ROWS, product, tiles_of_unit
 from specdec_core.kernels.skinny_linear.panel import ADD, MOST_ROWS, STORE, panel
 from specdec_core.kernels.threads import barrier, claim
 
@@ -54,7 +54,7 @@ class Pass(NamedTuple):
     """What one pass works on: N nodes, units of attention `[U, 2]` (first and last node), M scored nodes.
 
     keys, values  the cache, flat `[layers, slots, kv_heads, capacity, head_dim]`.
-    features      `[N, F, hidden]`; logits `[M, padded vocabulary]`; counters for `claim`, zeros.
+    features      flat `[N, F, hidden]`; logits flat `[M, padded vocabulary]`; counters for `claim`, zeros.
     """
 
     tokens: np.ndarray
@@ -78,12 +78,12 @@ class Pass(NamedTuple):
 class Scratch(NamedTuple):
     """Flat float32 arrays that passes reuse.
 
-    hidden, normed  `[N, padded hidden]`: residual stream, and the input of the next product.
-    qkv             `[N, padded (heads + 2 kv_heads) · head_dim]`.
-    query           `[kv_heads, N, group, head_dim]` rotated and scaled.
+    hidden, normed  `[N, hidden]`: residual stream, and the input of the next product.
+    qkv             `[N, (heads + 2 kv_heads) · head_dim]`, rows only padded.
+    query           `[kv_heads, N, group, head_dim]` rotated and scaled, rows neither padded nor apart.
     attended        `[N, heads · head_dim]`.
-    active          `[N, padded inner]`.
-    scored          `[M, padded hidden]`.
+    active          `[N, inner]`.
+    scored          `[M, hidden]`.
     private         two-dimensional, `[workers, ·]`: each worker's own.
     """
 
@@ -101,8 +101,8 @@ class Scratch(NamedTuple):
 def decoder_step(worker, workers, control, model, work, scratch):
     nodes = work.tokens.size
     first, last = worker * nodes // workers, (worker + 1) * nodes // workers
-    width, own = padded(model.hidden), scratch.private[worker]
-    _embed(model, work.tokens, scratch.hidden, width, first, last)
+    own = scratch.private[worker]
+    _embed(model, work.tokens, scratch.hidden, first, last)
     for layer in range(work.layers):
         if not _layer(workers, control, model, work, scratch, own, layer, first, last):
             return
@@ -112,21 +112,20 @@ def decoder_step(worker, workers, control, model, work, scratch):
     barrier(control, workers)
 
 
-@helper
+@inlined
 def _layer(workers, control, model, work, scratch, own, layer, first, last):
     """One decoder layer; False if another worker has failed. This worker's share of rows is first … last − 1."""
-    nodes, claims = work.tokens.size, layer * CLAIMS
-    width, places, weights = padded(model.hidden), model.places, model.weights
-    attended = model.heads * model.head_dim
-    qkv = padded(attended + 2 * model.kv_heads * model.head_dim)
-    inner = padded(model.inner)
+    nodes, claims, step = work.tokens.size, layer * CLAIMS, row_step(model.hidden)
+    tiles, places, weights = padded(model.hidden) // LANES, model.places, model.weights
+    queries = model.heads * model.head_dim
+    qkv = padded(queries + 2 * model.kv_heads * model.head_dim)
 
-    _norm(weights, places[layer, NORM], model, scratch.hidden, scratch.normed, width, first, last)
+    _norm(weights, places[layer, NORM], model, scratch.hidden, scratch.normed, first, last)
     if not barrier(control, workers):
         return False
     product(
         workers, work.counters, claims, weights, places[layer, QKV], model.hidden, qkv // LANES,
-        scratch.normed, width, nodes, scratch.qkv, qkv, STORE,
+        scratch.normed, step, nodes, scratch.qkv, qkv, STORE,
     )  # fmt: skip
     if not barrier(control, workers):
         return False
@@ -138,47 +137,50 @@ def _layer(workers, control, model, work, scratch, own, layer, first, last):
     if not barrier(control, workers):
         return False
     product(
-        workers, work.counters, claims + 2, weights, places[layer, OUT], attended, width // LANES,
-        scratch.attended, attended, nodes, scratch.hidden, width, ADD,
+        workers, work.counters, claims + 2, weights, places[layer, OUT], queries, tiles,
+        scratch.attended, row_step(queries), nodes, scratch.hidden, step, ADD,
     )  # fmt: skip
     if not barrier(control, workers):
         return False
-    _norm(weights, places[layer, POST_NORM], model, scratch.hidden, scratch.normed, width, first, last)
+    _norm(weights, places[layer, POST_NORM], model, scratch.hidden, scratch.normed, first, last)
     if not barrier(control, workers):
         return False
     _gated(workers, work.counters, claims + 3, model, places[layer, GATE_UP], nodes, scratch, own)
     if not barrier(control, workers):
         return False
     product(
-        workers, work.counters, claims + 4, weights, places[layer, DOWN], model.inner, width // LANES,
-        scratch.active, inner, nodes, scratch.hidden, width, ADD,
+        workers, work.counters, claims + 4, weights, places[layer, DOWN], model.inner, tiles,
+        scratch.active, row_step(model.inner), nodes, scratch.hidden, step, ADD,
     )  # fmt: skip
     return barrier(control, workers)
 
 
 @helper
-def _embed(model, tokens, hidden, width, first, last):
+def _embed(model, tokens, hidden, first, last):
     for node in range(first, last):
-        token, goal = tokens[node], node * width
+        token, goal = tokens[node], node * row_step(model.hidden)
         for j in range(model.hidden):
             if model.tied:
                 place = model.head + (token // LANES * model.hidden + j) * LANES + token % LANES
             else:
                 place = token * model.hidden + j
             hidden[goal + j] = model.embedding[place]
-        for j in range(model.hidden, width):
+        for j in range(model.hidden, padded(model.hidden)):
             hidden[goal + j] = 0
 
 
 @helper
-def _norm(weights, at, model, source, goal, width, first, last):
-    """RMSNorm of rows first … last − 1: x / √(mean x² + ε) · weight. Lanes sum x² separately, then by halves."""
+def _norm(weights, at, model, source, goal, first, last):
+    """RMSNorm of rows first … last − 1."""
+    step = row_step(model.hidden)
     for row in range(first, last):
-        _norm_row(weights, at, model, source, row * width, goal, row * width, width)
+        _norm_row(weights, at, model, source, row * step, goal, row * step)
 
 
 @helper
-def _norm_row(weights, at, model, source, source_at, goal, goal_at, width):
+def _norm_row(weights, at, model, source, source_at, goal, goal_at):
+    """x / √(mean x² + ε) · weight. Lanes sum x² separately, then by halves."""
+    width = padded(model.hidden)
     squares = splat(np.float32(0))
     for j in range(0, width, LANES):
         x = load(source, source_at + j)
@@ -205,24 +207,31 @@ def _rotate(model, work, scratch, layer, node, width):
         key = source + (model.heads + head) * size
         _rotate_head(model, angle, scratch.qkv, key, work.keys, goal, half, np.float32(1))
         value = key + model.kv_heads * size
-        for d in range(size):
-            work.values[goal + d] = scratch.qkv[value + d]
+        copy(scratch.qkv, value, work.values, goal, size)
 
 
 @helper
 def _rotate_head(model, angle, source, source_at, goal, goal_at, half, scale):
-    for d in range(half):
+    """(a, b) → (a cos − b sin, b cos + a sin) · scale, of the halves of a head."""
+    whole = half // LANES * LANES
+    scales = splat(scale)
+    for d in range(0, whole, LANES):
+        cosine, sine = load(model.cosine, angle + d), load(model.sine, angle + d)
+        a, b = load(source, source_at + d), load(source, source_at + half + d)
+        store(goal, goal_at + d, (a * cosine - b * sine) * scales)
+        store(goal, goal_at + half + d, (b * cosine + a * sine) * scales)
+    for d in range(whole, half):
         cosine, sine = model.cosine[angle + d], model.sine[angle + d]
         a, b = source[source_at + d], source[source_at + half + d]
         goal[goal_at + d] = (a * cosine - b * sine) * scale
         goal[goal_at + half + d] = (b * cosine + a * sine) * scale
 
 
-@helper
+@inlined
 def _attention(counters, phase, model, work, scratch, own, layer):
     """Units of attention: nodes of one row times one KV head. The last nodes see most and are given out first."""
     size, nodes, group = model.head_dim, work.tokens.size, model.heads // model.kv_heads
-    count = work.units.shape[0] * model.kv_heads
+    count, step = work.units.shape[0] * model.kv_heads, row_step(model.heads * size)
     unit = claim(counters, phase)
     while unit < count:
         chosen = work.units.shape[0] - 1 - unit // model.kv_heads
@@ -232,16 +241,16 @@ def _attention(counters, phase, model, work, scratch, own, layer):
         attend(
             first, last, work.visible, Heads(work.keys, work.values, row * work.capacity * size, group, size),
             scratch.query, (head * nodes + first) * group * size,
-            scratch.attended, first * model.heads * size + head * group * size, model.heads * size, own,
+            scratch.attended, first * step + head * group * size, step, own,
         )  # fmt: skip
         unit = claim(counters, phase)
 
 
-@helper
+@inlined
 def _gated(workers, counters, phase, model, at, nodes, scratch, own):
     """active = SiLU(gate) · up; tiles of gate and up lie side by side in the packed matrix."""
-    k, inner = model.hidden, padded(model.inner)
-    tiles = 2 * inner // LANES
+    k, step, active = model.hidden, row_step(model.hidden), row_step(model.inner)
+    tiles = 2 * padded(model.inner) // LANES
     unit_tiles = max(2, tiles_of_unit(k, tiles, workers) // 2 * 2)
     row_blocks = (nodes + UNIT_ROWS - 1) // UNIT_ROWS
     units = (tiles + unit_tiles - 1) // unit_tiles * row_blocks
@@ -254,12 +263,12 @@ def _gated(workers, counters, phase, model, at, nodes, scratch, own):
             rows = min(GATE_ROWS, last - first)
             panel(
                 rows, count, k, model.weights, at + tile * k * LANES, LANES, k * LANES,
-                scratch.normed, first * padded(k), padded(k), own, 0, count * LANES, STORE,
+                scratch.normed, first * step, step, own, 0, count * LANES, STORE,
             )  # fmt: skip
             for row in range(rows):
                 for pair in range(count // 2):
                     source = (row * count + 2 * pair) * LANES
-                    goal = (first + row) * inner + (tile // 2 + pair) * LANES
+                    goal = (first + row) * active + (tile // 2 + pair) * LANES
                     store(scratch.active, goal, _silu(load(own, source)) * load(own, source + LANES))
         unit = claim(counters, phase)
 
@@ -277,25 +286,24 @@ def _keep_features(work, hidden, size, layer, first, last):
     for column in range(kept):
         if work.feature_layers[column] == layer:
             for node in range(first, last):
-                for j in range(size):
-                    work.features[node, column, j] = hidden[node * padded(size) + j]
+                copy(hidden, node * row_step(size), work.features, (node * kept + column) * size, size)
 
 
-@helper
+@inlined
 def _head(worker, workers, control, model, work, scratch):
     """Final norm and head of the scored nodes only."""
-    count, width = work.scored.size, padded(model.hidden)
+    count, step = work.scored.size, row_step(model.hidden)
     for row in range(worker * count // workers, (worker + 1) * count // workers):
         _norm_row(
-            model.weights, model.final_norm, model, scratch.hidden, work.scored[row] * width,
-            scratch.scored, row * width, width,
+            model.weights, model.final_norm, model, scratch.hidden, work.scored[row] * step,
+            scratch.scored, row * step,
         )  # fmt: skip
     if not barrier(control, workers):
         return
     vocabulary = padded(model.vocabulary)
     product(
         workers, work.counters, work.layers * CLAIMS, model.weights, model.head, model.hidden, vocabulary // LANES,
-        scratch.scored, width, count, work.logits, vocabulary, STORE,
+        scratch.scored, step, count, work.logits, vocabulary, STORE,
     )  # fmt: skip
 
 
@@ -318,9 +326,9 @@ def find_units(offsets, most, units):
     count = 0
     for row in range(offsets.size - 1):
         nodes = offsets[row + 1] - offsets[row]
-        parts = (nodes + most - 1) // most
-        for part in range(parts):
-            units[count, 0] = offsets[row] + part * nodes // parts
-            units[count, 1] = offsets[row] + (part + 1) * nodes // parts
+        pieces = (nodes + most - 1) // most
+        for piece in range(pieces):
+            units[count, 0] = offsets[row] + piece * nodes // pieces
+            units[count, 1] = offsets[row] + (piece + 1) * nodes // pieces
             count += 1
     return count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,27 +65,35 @@ class TorchLlama:
         if placement.threads is not None and self.device.type == "cpu":
             torch.set_num_threads(placement.threads)
 
-        def load(name: str) -> torch.Tensor:
-            return weights[name].to(self.device, self.dtype)
-
-        def layer(index: int) -> dict[str, torch.Tensor]:
-            prefix = f"model.layers.{index}."
-            qkv = [load(f"{prefix}self_attn.{which}_proj.weight") for which in "qkv"]
-            return {
-                "input_norm": load(prefix + "input_layernorm.weight"),
-                "qkv": torch.cat(qkv),
-                "o": load(prefix + "self_attn.o_proj.weight"),
-                "post_norm": load(prefix + "post_attention_layernorm.weight"),
-                "gate_up": torch.cat([load(prefix + "mlp.gate_proj.weight"), load(prefix + "mlp.up_proj.weight")]),
-                "down": load(prefix + "mlp.down_proj.weight"),
-            }
-
-        self.embedding = load("model.embed_tokens.weight")
-        self.head = self.embedding if config.tied_head else load("lm_head.weight")
-        self.final_norm = load("model.norm.weight")
-        self.layers = [layer(index) for index in range(config.layers)]
+        self._stored = weights
+        self._take_weights()
         tables = rotary_tables(config.context, config.head_dim, config.rope_theta)
         self.cosine, self.sine = (torch.as_tensor(t).to(self.dtype).to(self.device) for t in tables)
+
+    def _take_weights(self) -> None:
+        self.embedding = self._load("model.embed_tokens.weight")
+        self.head = self.embedding if self.config.tied_head else self._load("lm_head.weight")
+        self.final_norm = self._load("model.norm.weight")
+        self.layers: list[dict[str, torch.Tensor]] | _OnDemand = [
+            self._load_layer(index) for index in range(self.config.layers)
+        ]
+        self._stored = {}
+
+    def _load(self, name: str) -> torch.Tensor:
+        return self._stored[name].to(self.device, self.dtype)
+
+    def _load_layer(self, index: int) -> dict[str, torch.Tensor]:
+        def load(name: str) -> torch.Tensor:
+            return self._load(f"model.layers.{index}.{name}.weight")
+
+        return {
+            "input_norm": load("input_layernorm"),
+            "qkv": torch.cat([load(f"self_attn.{which}_proj") for which in "qkv"]),
+            "o": load("self_attn.o_proj"),
+            "post_norm": load("post_attention_layernorm"),
+            "gate_up": torch.cat([load("mlp.gate_proj"), load("mlp.up_proj")]),
+            "down": load("mlp.down_proj"),
+        }
 
     @torch.inference_mode()
     def __call__(
@@ -98,7 +106,7 @@ class TorchLlama:
         feature_layers: tuple[int, ...] = (),
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         layout = _layout(plan, cache.keys.shape[1], self.device)
-        hidden = self.embedding[torch.as_tensor(plan.tokens, device=self.device)]
+        hidden = self._embed(torch.as_tensor(plan.tokens, device=self.device))
         features = []
         for index in range(layers):
             hidden = self._layer(index, hidden, cache, layout)
@@ -109,7 +117,13 @@ class TorchLlama:
             return None, stacked
         if not np.array_equal(scored, np.arange(len(hidden))):
             hidden = hidden[torch.as_tensor(scored, device=self.device)]
-        return F.linear(self._norm(hidden, self.final_norm), self.head), stacked
+        return self._score(self._norm(hidden, self.final_norm)), stacked
+
+    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.embedding[tokens]
+
+    def _score(self, hidden: torch.Tensor) -> torch.Tensor:
+        return F.linear(hidden, self.head)
 
     def _layer(self, index: int, hidden: torch.Tensor, cache: KeyValueCache, layout: _Layout) -> torch.Tensor:
         c, w = self.config, self.layers[index]
@@ -158,3 +172,31 @@ class TorchLlama:
         cosine, sine = self.cosine[positions, None], self.sine[positions, None]
         first, second = heads.chunk(2, dim=-1)
         return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
+
+
+class StreamedTorchLlama(TorchLlama):
+    """The same step with weights kept as they are stored, brought to the engine's dtype layer by layer in every pass.
+
+    Slower, but a float64 reference beside other engines then needs no second copy of the model.
+    """
+
+    def _take_weights(self) -> None:
+        self.final_norm = self._load("model.norm.weight")
+        self.layers = _OnDemand(self._load_layer)
+
+    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self._stored["model.embed_tokens.weight"][tokens].to(self.dtype)
+
+    def _score(self, hidden: torch.Tensor) -> torch.Tensor:
+        name = "model.embed_tokens.weight" if self.config.tied_head else "lm_head.weight"
+        return F.linear(hidden, self._load(name))
+
+
+class _OnDemand:
+    """A list whose entries are made when they are asked for."""
+
+    def __init__(self, make: Callable[[int], dict[str, torch.Tensor]]):
+        self._make = make
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return self._make(index)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from specdec_core.kernels.compiled import compiled, helper
-from specdec_core.kernels.simd import LANES, padded
+from specdec_core.kernels.compiled import compiled, helper, inlined
+from specdec_core.kernels.simd import LANES, padded, row_step, transpose
 from specdec_core.kernels.skinny_linear.panel import STORE, panel
 from specdec_core.kernels.threads import COUNTER, barrier, claim, team
 from specdec_core.placement import physical_threads
@@ -39,8 +39,19 @@ class PackedLinear:
         n, width = len(x), padded(self.outputs)
         y = np.empty((n, width), np.float32)
         counters = np.zeros(COUNTER, np.int64)
-        self._team.run(_linear, counters, self.packed, x.reshape(-1), y.reshape(-1), n, self.inputs, width)
+        rows, step = _apart(x)
+        self._team.run(_linear, counters, self.packed, rows, step, y.reshape(-1), n, self.inputs, width)
         return y if width == self.outputs else np.ascontiguousarray(y[:, : self.outputs])
+
+
+def _apart(x: np.ndarray) -> tuple[np.ndarray, int]:
+    """The rows, flat, and their distance: many rows are copied to lie `row_step` apart, so as not to clash."""
+    n, inputs = x.shape
+    if n <= 8 or inputs == row_step(inputs):
+        return x.reshape(-1), inputs
+    apart = np.empty((n, row_step(inputs)), np.float32)
+    apart[:, :inputs] = x
+    return apart.reshape(-1), row_step(inputs)
 
 
 def require_float32(array: np.ndarray, name: str, axes: tuple[str, ...]) -> None:
@@ -61,29 +72,30 @@ def pack(weight: np.ndarray, goal: np.ndarray, at: int, stride: int) -> None:
 
     A stride of 32 leaves room for the tiles of a second matrix between these.
     """
-    _pack(np.ascontiguousarray(weight, np.float32), goal, at, stride)
-
-
-@compiled
-def _pack(weight, goal, at, stride):
     outputs, inputs = weight.shape
-    for tile in range((outputs + LANES - 1) // LANES):
-        start = at + tile * stride * inputs
-        rows = min(LANES, outputs - tile * LANES)
-        if rows < LANES:
-            goal[start : start + LANES * inputs] = 0
-        for row in range(rows):
-            for j in range(inputs):
-                goal[start + LANES * j + row] = weight[tile * LANES + row, j]
+    _pack(np.ascontiguousarray(weight, np.float32).reshape(-1), outputs, inputs, goal, at, stride)
 
 
 @compiled
-def _linear(worker, workers, control, counters, packed, x, y, n, inputs, width):
-    product(workers, counters, 0, packed, 0, inputs, width // LANES, x, inputs, n, y, width, STORE)
+def _pack(weight, outputs, inputs, goal, at, stride):
+    for tile in range((outputs + LANES - 1) // LANES):
+        source, start = tile * LANES * inputs, at + tile * stride * inputs
+        rows = min(LANES, outputs - tile * LANES)
+        blocks = inputs // LANES * LANES if rows == LANES else 0
+        for j in range(0, blocks, LANES):
+            transpose(weight, source + j, inputs, goal, start + LANES * j)
+        for j in range(blocks, inputs):
+            for row in range(LANES):
+                goal[start + LANES * j + row] = weight[source + row * inputs + j] if row < rows else 0
+
+
+@compiled
+def _linear(worker, workers, control, counters, packed, x, x_step, y, n, inputs, width):
+    product(workers, counters, 0, packed, 0, inputs, width // LANES, x, x_step, n, y, width, STORE)
     barrier(control, workers)
 
 
-@helper
+@inlined
 def product(workers, counters, phase, w, w_at, k, tiles, x, x_step, n, y, y_step, mode):
     """This worker's share of y = x · wᵀ: units of a few tiles and rows, claimed as they come.
 

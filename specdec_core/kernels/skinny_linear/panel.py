@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from specdec_core.kernels.compiled import helper
+from specdec_core.kernels.compiled import inlined
 from specdec_core.kernels.cpu import Registers, registers
 from specdec_core.kernels.simd import (
     FLOAT,
@@ -28,11 +28,13 @@ from specdec_core.kernels.simd import (
     load_at,
     multiply_add,
     pointer,
+    prefetch_at,
     store_at,
 )
 
 STORE, CONTINUE, ADD = 0, 1, 2
 """What becomes of y: overwritten, the chain's first term (a sum in two parts, same bits), or added to (a residual)."""
+
 
 def most_rows() -> int:
     """Rows computed at once: as many as leave room for their sums. Fewer passes overlap better with the weights' way
@@ -67,11 +69,9 @@ def _micro(
     """Call the micro-kernel of (rows, tiles); see `panel` for the rest. Sizes that have none are not called."""
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-        rows, tiles, k, w, w_at, w_step, w_tile, x, x_at, x_step, y, y_at, y_step, mode = args
-        addresses = [
-            pointer(context, builder, sig.args[i], args[i], args[i + 1]) for i in (3, 7, 10)
-        ]
-        passed = [k, addresses[0], w_step, w_tile, addresses[1], x_step, addresses[2], y_step, mode]
+        rows, tiles, k, _, _, w_step, w_tile, _, _, x_step, _, _, y_step, mode = args
+        w, x, y = (pointer(context, builder, sig.args[i], args[i], args[i + 1]) for i in (3, 7, 10))
+        passed = [k, w, w_step, w_tile, x, x_step, y, y_step, mode]
         done = builder.append_basic_block("panel.done")
         choice = builder.add(builder.mul(rows, ir.Constant(INT, 8)), tiles)
         switch = builder.switch(choice, done)
@@ -132,7 +132,7 @@ def _kernel(module: ir.Module, rows: int, tiles: int) -> ir.Function:
         address = builder.gep(w, [offset])
         weights.append(load_at(builder, address))
         ahead = builder.mul(w_step, ir.Constant(INT, rows_ahead(tiles)))
-        _prefetch(builder, builder.gep(address, [ahead]))
+        prefetch_at(builder, builder.gep(address, [ahead]))
     following = {}
     for r in range(rows):
         value = builder.load(builder.gep(x, [builder.add(j, builder.mul(x_step, ir.Constant(INT, r)))]))
@@ -164,20 +164,11 @@ def _kernel(module: ir.Module, rows: int, tiles: int) -> ir.Function:
     return function
 
 
-def _prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
-    """Ask for the cache line; an address past the array does no harm."""
-    module, name = builder.module, "llvm.prefetch.p0"
-    small = ir.IntType(32)
-    kind = ir.FunctionType(ir.VoidType(), [FLOAT.as_pointer(), small, small, small])
-    prefetch = module.globals.get(name) or ir.Function(module, kind, name)
-    builder.call(prefetch, [address, ir.Constant(small, 0), ir.Constant(small, 2), ir.Constant(small, 1)])
-
-
 MOST_ROWS = most_rows()
 _TILES = tuple(tiles_at_once(max(rows, 1)) for rows in range(MOST_ROWS + 1))
 
 
-@helper
+@inlined
 def panel(rows, tiles, k, w, w_at, w_step, w_tile, x, x_at, x_step, y, y_at, y_step, mode):
     """Any number of rows and tiles.
 

