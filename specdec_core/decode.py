@@ -59,7 +59,8 @@ def decode(
 
     `RowRound.key` is the index of the request. A row's output depends on the weights and on its own prompt, options,
     seed and key only: not on the number of slots or its neighbours. A drafter changes no greedy token and no law; the
-    tokens of a sampled row are others with another drafter. `detokenize` is needed for stop strings. Errors: RequestError before anything runs.
+    tokens of a sampled row are others with another drafter. `detokenize` is needed for stop strings. Errors:
+    RequestError before anything runs.
     """
     _check(target, requests, drafter, slots, detokenize)
     return _rounds(target, requests, drafter, min(slots or len(requests), len(requests)), source, detokenize)

@@ -53,8 +53,8 @@ def walk(draft: Draft, law_at: Callable[[int], np.ndarray], decisions: Decisions
                 q = _padded(draft.law[child - 1], len(p))
                 if not q[token] > 0:
                     raise ValueError(
-                        f"the drafter's law gives its own draft token {token} the probability {q[token]}: expected more "
-                        "than 0; report the law that the token was drawn from"
+                        f"the drafter's law gives its own draft token {token} probability {q[token]}: expected "
+                        "more than 0; report the law that the token was drawn from"
                     )
                 if decisions.accept(min(1.0, float(p[token] / q[token]))):
                     path.append(child)

@@ -19,6 +19,7 @@ from specdec_core.measure.sweep import Case, Configuration, Costs, measure_draft
 from specdec_core.models.tokenizer import Tokenizer
 from specdec_core.placement import Placement
 from specdec_core.prompts import DOMAINS, Prompt, load_prompts
+from specdec_core.protocol import Drafter
 from specdec_core.sampling import Options
 from specdec_core.targets.transformer import Transformer
 
@@ -37,21 +38,23 @@ CODE = (
 class SweepPlan:
     """How much to measure.
 
-    prompts  of each domain and split; ks: speculation lengths; configurations: names of CONFIGURATIONS (None: all).
+    ks        speculation lengths.
+    tuning    prompts of each domain that the best cell is chosen on; report: those that it is judged on.
+    repeats   samples of every point of the cost curves, at these cached `contexts`.
     """
 
     ks: tuple[int, ...]
-    prompts: int
+    tuning: int
+    report: int
     max_new_tokens: int
     repeats: int
     contexts: tuple[int, ...] = (64, 256)
     temperature: float = 0.0
-    configurations: tuple[str, ...] | None = None
 
 
 PLANS = {
-    "quick": SweepPlan(ks=(1, 2, 4, 6, 8), prompts=1, max_new_tokens=24, repeats=7),
-    "full": SweepPlan(ks=(1, 2, 3, 4, 5, 6, 7, 8), prompts=6, max_new_tokens=96, repeats=25),
+    "quick": SweepPlan(ks=(1, 2, 4, 8), tuning=1, report=1, max_new_tokens=16, repeats=7),
+    "full": SweepPlan(ks=(1, 2, 3, 4, 5, 6, 7, 8), tuning=2, report=6, max_new_tokens=64, repeats=25),
 }
 
 
@@ -69,29 +72,33 @@ def open_targets(target: Transformer) -> dict[str, Transformer]:
 
 
 def build_configurations(targets: dict[str, Transformer]) -> list[Configuration]:
-    """Draft/target configurations, the losing ones among them."""
+    """Draft/target configurations, the losing ones among them.
+
+    The compiled engine with look-up as chain and tree, with the target's own first third as drafter (cheap, unreliable)
+    and with the whole target as its own drafter (always right, as dear as what it saves); plain torch with look-up.
+    """
     found = []
-    for backend, target in targets.items():
-        half = target.config.layers // 2
-        early = target.early_exit(half)
 
-        def add(drafter_name: str, drafter, step_model=None, backend=backend, target=target) -> None:
-            name = f"{backend.split()[0]} · {drafter_name}"
-            found.append(Configuration(name, backend, target.name, drafter_name, target, drafter, step_model))
+    def add(backend: str, drafter_name: str, drafter: Drafter, step_model: Transformer | None = None) -> None:
+        name, target = f"{backend.split()[0]} · {drafter_name}", targets[backend]
+        found.append(Configuration(name, backend, target.name, drafter_name, target, drafter, step_model))
 
-        add("n-gram", NGramDrafter())
-        add(f"first {half} layers", LayerSkipDrafter(target, half), early)
-        if backend.startswith("numba"):
-            add("n-gram tree", NGramDrafter(candidates=2))
-            add("itself", ModelDrafter(target, target.vocabulary), target)
+    compiled, plain = "numba float32", "torch float32"
+    target = targets[compiled]
+    third = max(1, target.config.layers // 3)
+    add(compiled, "n-gram", NGramDrafter())
+    add(compiled, "n-gram tree", NGramDrafter(candidates=2))
+    add(compiled, f"first {third} layers", LayerSkipDrafter(target, third), target.early_exit(third))
+    add(compiled, "itself", ModelDrafter(target, target.vocabulary), target)
+    add(plain, "n-gram", NGramDrafter())
     return found
 
 
-def cases_of(prompts: Sequence[Prompt], tokenizer: Tokenizer, number: int) -> list[Case]:
-    """The first `number` prompts of each domain and split, as token ids."""
+def cases_of(prompts: Sequence[Prompt], tokenizer: Tokenizer, tuning: int, report: int) -> list[Case]:
+    """The first so many prompts of each domain and split, as token ids."""
     chosen = []
     for domain in DOMAINS:
-        for split in ("tuning", "report"):
+        for split, number in (("tuning", tuning), ("report", report)):
             some = [p for p in prompts if p.domain == domain and p.split == split][:number]
             chosen += [Case(p.id, domain, split, tuple(tokenizer.chat(p.messages))) for p in some]
     return chosen
@@ -120,9 +127,7 @@ def run_sweep(
     layout = layout or Layout()
     targets = open_targets(target)
     configurations = build_configurations(targets)
-    if plan.configurations is not None:
-        configurations = [c for c in configurations if c.name in plan.configurations]
-    cases = cases_of(load_prompts(), tokenizer, plan.prompts)
+    cases = cases_of(load_prompts(), tokenizer, plan.tuning, plan.report)
     provenance = fingerprint(profile)
 
     def writer(what: str, schema) -> RecordWriter:

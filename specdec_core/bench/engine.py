@@ -40,6 +40,9 @@ PREFILL, TOKENS, BATCH = 512, 24, 8
 def transformers_arm(checkpoint: Checkpoint, prompt: np.ndarray, tokens: int) -> Arm:
     """Greedy `generate` of transformers: same weights, dtype and threads, exactly `tokens` new tokens."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # it would be printed into notebooks
 
     if checkpoint.folder is None:
         raise ValueError(f"{checkpoint.name} was made in memory: transformers needs a folder")

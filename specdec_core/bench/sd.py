@@ -64,7 +64,7 @@ def bench_sd(model: str, placement: Placement, out: Path) -> None:
                 file.append(row)
                 print("{what}: {ratio:.2f} [{low:.2f}, {high:.2f}], {bound} {threshold:g}".format(**row))
 
-    cases = cases_of(load_prompts(), opened.tokenizer, 2)
+    cases = cases_of(load_prompts(), opened.tokenizer, 1, 2)
     options = Options(max_new_tokens=48, eos=opened.tokenizer.eos_ids)
     half = target.config.layers // 2
     drafters: dict[str, tuple[Drafter, Transformer | None]] = {

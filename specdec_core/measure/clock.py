@@ -8,11 +8,14 @@ import resource
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 
 import numpy as np
 
 Arm = Callable[[], object]
+
+SETTLE = 0.02
+"""Seconds of rest before an arm: threads of the arm before (OpenMP's) go on spinning for a while after their work."""
 
 
 def interleaved(arms: Mapping[str, Arm], repeats: int, *, warmup: int = 1, seed: int = 0) -> dict[str, np.ndarray]:
@@ -40,6 +43,7 @@ def once(arm: Arm) -> float:
     """Seconds of one call, without the garbage collector."""
     collecting = gc.isenabled()
     gc.disable()
+    sleep(SETTLE)
     try:
         start = perf_counter()
         arm()

@@ -1,5 +1,3 @@
-import warnings
-
 import pytest
 
 from specdec_core.bench import backend_sweep
@@ -23,7 +21,7 @@ from specdec_core.evidence.verdicts import MEASURED
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-PLAN = SweepPlan(ks=(1, 3), prompts=1, max_new_tokens=8, repeats=2, contexts=(8, 24))
+PLAN = SweepPlan(ks=(1, 3), tuning=1, report=1, max_new_tokens=8, repeats=2, contexts=(8, 24))
 
 
 class TestPlans:
@@ -33,7 +31,7 @@ class TestPlans:
     def test_lengths_replace_the_profiles(self):
         assert planned("quick") is PLANS["quick"]
         assert planned("full", [4, 2, 2]).ks == (2, 4)
-        assert planned("full", [3]).prompts == PLANS["full"].prompts
+        assert planned("full", [3]).report == PLANS["full"].report
 
     @pytest.mark.parametrize("ks", [[0], [2, -1]])
     def test_lengths_that_are_none(self, ks):
@@ -63,7 +61,7 @@ class TestConfigurations:
 
 
 def test_cases_are_the_first_prompts_of_each_domain_and_split(tiny_opened, short_prompts):
-    cases = cases_of(short_prompts, tiny_opened.tokenizer, 1)
+    cases = cases_of(short_prompts, tiny_opened.tokenizer, 1, 1)
     assert [(case.domain, case.split) for case in cases] == [
         (domain, split) for domain in ("math", "code", "chat") for split in ("tuning", "report")
     ]
@@ -129,12 +127,3 @@ class TestRun:
     def test_records_know_the_code_that_made_them(self, run):
         (file,) = find_records(SWEEP, folder=run[1].build)
         assert file.header["code"]["hash"] == code_hash(backend_sweep.CODE) and not file.is_stale(run[1])
-
-
-def test_a_plan_may_name_its_configurations(tiny_opened, layout, small_ceilings, short_prompts, monkeypatch):
-    monkeypatch.setattr(backend_sweep, "load_prompts", lambda: short_prompts)
-    plan = SweepPlan(ks=(2,), prompts=1, max_new_tokens=3, repeats=2, contexts=(8,), configurations=("numba · n-gram",))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        rows = run_sweep(plan, tiny_opened.target, tiny_opened.tokenizer, layout=layout)
-    assert {row["configuration"] for row in rows.sweep} == {"numba · n-gram"}

@@ -113,6 +113,15 @@ def test_the_reference_is_the_same_weights_in_float64():
     assert REFERENCE.placement == Placement("torch", "cpu", "float64") and REFERENCE.name == TARGET.name
 
 
+def test_the_reference_is_asked_once_for_all_placements(monkeypatch):
+    reference, passes = TARGET.float64_reference(), []
+    verify = reference.verify
+    monkeypatch.setattr(reference, "verify", lambda *arguments: passes.append(1) or verify(*arguments))
+    for dtype in ("float32", "float64"):
+        check_conformance(TARGET.placed(Placement(dtype=dtype)), reference)
+    assert len(passes) == len(SHAPES)
+
+
 def test_shapes_cover_one_token_a_chain_a_tree_and_rows_of_different_shapes():
     assert len(SHAPES["single"][0]) == 1 and SHAPES["chain"][0].is_chain and not SHAPES["tree"][0].is_chain
     assert len({len(shape) for shape in SHAPES["ragged batch"]}) == 3

@@ -205,8 +205,10 @@ class TestRepetition:
     def test_renaming_tokens_changes_nothing(self, text, shift):
         assert is_repetitive(text) == is_repetitive([7 * token + shift for token in text])
 
-    def test_a_table_whose_lines_differ_is_not(self):
-        assert not is_repetitive([token for number in range(12) for token in (1, 2, 100 + number, 3, 4, 200 + number)])
+    @pytest.mark.parametrize(("same", "fresh"), [(2, 1), (20, 10)])
+    def test_a_form_that_is_filled_in_again_and_again_is_not(self, same, fresh):
+        lines = [[*range(same), *range(1000 + fresh * number, 1000 + fresh * (number + 1))] for number in range(8)]
+        assert not is_repetitive([token for line in lines for token in line])
 
     @pytest.mark.parametrize("text", [[], [1], [1, 1, 1]])
     def test_too_short_to_tell(self, text):
