@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from specdec_core.decode import decode
+from specdec_core.drafters.ngram import NGramDrafter
 from specdec_core.evidence.schemas import Schema
+from specdec_core.evidence.sweep_records import pair_up
 from specdec_core.measure.clock import Arm, interleaved
-from specdec_core.measure.curves import verification_arm
+from specdec_core.measure.cost_model import DraftCost
+from specdec_core.measure.curves import TimeCurve, verification_arm
+from specdec_core.measure.sweep import Case, Configuration, Costs, sweep
 from specdec_core.models.checkpoints import Checkpoint
 from specdec_core.rows import Request
 from specdec_core.sampling import Options
-from specdec_core.statistics.intervals import ratio_interval
+from specdec_core.statistics.intervals import Interval, ratio_interval
 from specdec_core.targets.transformer import Transformer
 
 ENGINE = Schema(
@@ -35,6 +39,8 @@ ENGINE = Schema(
 """One line per demand on the engine."""
 
 PREFILL, TOKENS, BATCH = 512, 24, 8
+LOOKUP_K = 7
+"""A pass over eight nodes costs the compiled engine little more than one over four, and a look-up costs nothing."""
 
 
 def transformers_arm(checkpoint: Checkpoint, prompt: np.ndarray, tokens: int) -> Arm:
@@ -123,9 +129,30 @@ def floor_rows(
     ]
 
 
+def lookup_rows(
+    target: Transformer, curve: TimeCurve, cases: Sequence[Case], options: Options, k: int = LOOKUP_K
+) -> list[dict[str, Any]]:
+    """Rows of ENGINE: n-gram look-up over AR on these prompts, and what a round costs outside of its target pass."""
+    configuration = Configuration("look-up", "numba", target.name, "n-gram", target, NGramDrafter())
+    costs = Costs(curve, DraftCost(), 0.0)
+    rows = list(sweep([configuration], {configuration.name: costs}, cases, [k], options))
+    (pairs,) = pair_up(rows).values()
+    speedup = pairs.speedup()
+    outside = [row["draft_seconds"] + row["overhead_seconds"] for row in rows if row["arm"] == "sd"]
+    passes = [row["target_passes"] * curve.at(1, curve.contexts[0]) for row in rows if row["arm"] == "sd"]
+    return [
+        _demand(f"n-gram SD at K = {k} over AR, code prompts", speedup, "at least", 1.0, speedup.low > 1),
+        _row("draft and overhead of a round over t(1)", np.array(outside), np.array(passes), "at most", 0.05),
+    ]
+
+
 def _row(what: str, numerator: np.ndarray, denominator: np.ndarray, bound: str, threshold: float) -> dict[str, Any]:
     ratio = ratio_interval(numerator, denominator)
     reached = ratio.estimate <= threshold if bound == "at most" else ratio.estimate >= threshold
+    return _demand(what, ratio, bound, threshold, reached)
+
+
+def _demand(what: str, ratio: Interval, bound: str, threshold: float, reached: bool) -> dict[str, Any]:
     return {
         "what": what,
         "ratio": ratio.estimate,
@@ -134,5 +161,5 @@ def _row(what: str, numerator: np.ndarray, denominator: np.ndarray, bound: str, 
         "bound": bound,
         "threshold": threshold,
         "reached": bool(reached),
-        "samples": len(numerator),
+        "samples": ratio.n,
     }

@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from specdec_core.bench.engine import ENGINE, floor_rows, measure_engine
+from specdec_core.bench.engine import ENGINE, floor_rows, lookup_rows, measure_engine
 from specdec_core.bench.machine import WIDTHS, ceiling_row, curve_rows, measure_targets
 from specdec_core.evidence.layout import Layout
 from specdec_core.evidence.provenance import fingerprint
 from specdec_core.evidence.records import RecordWriter
 from specdec_core.evidence.sweep_records import CEILING, COST_CURVE
-from specdec_core.models.checkpoints import Checkpoint
+from specdec_core.measure.sweep import Case
+from specdec_core.pairs import Opened
+from specdec_core.prompts import held_out, load_prompts
+from specdec_core.sampling import Options
 from specdec_core.targets.transformer import Transformer
 
 if TYPE_CHECKING:
@@ -36,9 +39,11 @@ class SetupPlan:
     widths: tuple[int, ...] = WIDTHS
     contexts: tuple[int, ...] = (128,)
     repeats: int = 15
+    prompts: int = 12  # code prompts for n-gram look-up
+    max_new_tokens: int = 48
 
 
-PLANS = {"quick": SetupPlan(), "full": SetupPlan(contexts=(128, 512), repeats=60)}
+PLANS = {"quick": SetupPlan(), "full": SetupPlan(contexts=(128, 512), repeats=60, prompts=36, max_new_tokens=96)}
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class SetupRows:
 
 def measure_setup(
     plan: SetupPlan,
-    checkpoint: Checkpoint,
+    opened: Opened,
     targets: Mapping[str, Transformer],
     profile: str,
     layout: Layout | None = None,
@@ -64,7 +69,11 @@ def measure_setup(
     ceilings = [ceiling_row(name, target, best) for name, target in targets.items()]
     (first, ours), (_, peer), *_ = targets.items()
     engine = floor_rows(samples[first].seconds, best["read"], ceilings[0])
-    engine += measure_engine(checkpoint, ours, peer, max(3, plan.repeats // 3))
+    engine += measure_engine(opened.checkpoint, ours, peer, max(3, plan.repeats // 3))
+    prompts = held_out(load_prompts("code"))[: plan.prompts]
+    cases = [Case(p.id, p.domain, p.split, tuple(opened.tokenizer.chat(p.messages))) for p in prompts]
+    options = Options(max_new_tokens=plan.max_new_tokens, eos=opened.tokenizer.eos_ids)
+    engine += lookup_rows(ours, samples[first].curve(), cases, options)
     for name, schema, rows in (
         ("00_cost_curve", COST_CURVE, curves),
         ("00_ceiling", CEILING, ceilings),

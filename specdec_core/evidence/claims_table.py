@@ -54,9 +54,7 @@ def measured_text(verdict: Verdict) -> str:
 def text_table(verdicts: Sequence[Verdict]) -> str:
     """A table for the terminal, one claim a line, details of measured ones below it."""
     rows = [("id", "verdict", "measured", "device", "statement")]
-    rows += [
-        (one.id, _marked(one), measured_text(one), one.device or "–", claim(one.id).statement) for one in verdicts
-    ]
+    rows += [(one.id, _marked(one), measured_text(one), one.device or "–", claim(one.id).statement) for one in verdicts]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = []
     for number, row in enumerate(rows):

@@ -23,9 +23,7 @@ class ExecutionError(RuntimeError):
     """A notebook did not run to its end; the message says where, why and what to do."""
 
 
-def run_notebook(
-    source: Path, executed: Path, parameters: Mapping[str, Any], timeout: float, layout: Layout
-) -> None:
+def run_notebook(source: Path, executed: Path, parameters: Mapping[str, Any], timeout: float, layout: Layout) -> None:
     """Execute `source` by papermill with the current interpreter and leave the executed copy at `executed`.
 
     The copy is there after a failure too, with the error in it; what the run printed beside it is in NAME.log.

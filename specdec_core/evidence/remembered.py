@@ -58,6 +58,5 @@ def _key(layout: Layout) -> str:
 def _verdict(entry: dict) -> Verdict:
     interval = Interval(**entry["interval"]) if entry["interval"] else None
     return Verdict(
-        **entry
-        | {"verdict": Outcome(entry["verdict"]), "interval": interval, "evidence": tuple(entry["evidence"])}
+        **entry | {"verdict": Outcome(entry["verdict"]), "interval": interval, "evidence": tuple(entry["evidence"])}
     )

@@ -38,9 +38,14 @@ def best_speedup(claim: Claim, rows: Sequence[Row]) -> Finding:
 def acceptance_falls(claim: Claim, rows: Sequence[Row]) -> Finding:
     """B2: in every configuration a_K at the least K exceeds a_K at the greatest, and rises between no neighbours.
 
-    Intervals are simultaneous over all comparisons; value: the ratio of the configuration that falls least.
+    A drafter that is never wrong (the target itself) has nothing to fall from and is left out. Intervals are
+    simultaneous over all comparisons; value: the ratio of the configuration that falls least.
     """
-    curves = [cells for cells in by_configuration(pair_up(rows)).values() if len(cells) > 1]
+    curves = [
+        cells
+        for cells in by_configuration(pair_up(rows)).values()
+        if len(cells) > 1 and any(pairs.acceptance() < 1 for pairs in cells)
+    ]
     if not curves:
         return _too_little("no configuration was measured at two lengths K")
     level = simultaneous(0.95, sum(len(cells) for cells in curves))
@@ -216,9 +221,7 @@ def _acceptance_ratio(shorter: Pairs, longer: Pairs, level: float) -> Interval |
     a, b = _select(shorter, common), _select(longer, common)
     if any(side[name].sum() == 0 for side in (a, b) for name in ("drafted", "accepted")):
         return None
-    return ratio_interval(
-        columns(a["accepted"], b["drafted"]), columns(a["drafted"], b["accepted"]), level=level
-    )
+    return ratio_interval(columns(a["accepted"], b["drafted"]), columns(a["drafted"], b["accepted"]), level=level)
 
 
 def _select(pairs: Pairs, prompts: Iterable[str]) -> dict[str, np.ndarray]:

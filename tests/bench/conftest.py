@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specdec_core.evidence.layout import Layout
-from specdec_core.measure import ceilings
+from specdec_core.measure import ceilings, clock
 from specdec_core.pairs import Opened, open_target
 from specdec_core.placement import Placement
 from specdec_core.prompts import DOMAINS, Prompt
@@ -30,6 +30,7 @@ def tiny_opened(tiny_folder) -> Opened:
 def shrink(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ceilings, "READ_BYTES", 1 << 16)
     patch.setattr(ceilings, "GEMM_SIZE", 32)
+    patch.setattr(clock, "SETTLE", 0.0)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from specdec_core.bench import greedy
@@ -49,6 +50,40 @@ def test_a_wrong_target_is_told_with_place_and_gap_and_not_excused():
     rows = agreement(wrong, {"n-gram": NGramDrafter()}, reference=TABLE)
     assert not any(row["identical"] or row["certified"] for row in rows)
     assert all(0 <= row["index"] < 16 and row["gap"] > 2 * row["epsilon"] for row in rows)
+
+
+class Rounded(TableTarget):
+    """The same, but that rounding of wide passes decides near-ties."""
+
+    def verify(self, state, slots, tokens, forest):
+        found = super().verify(state, slots, tokens, forest)
+        if len(tokens) > 1:
+            found.logits[:, 5] += 2e-4
+        return found
+
+
+def near_tie(prefix):
+    """Token 4 wins after seven tokens, by a hair; the same pattern for look-up everywhere else."""
+    values = np.eye(6)[prefix[-2] % 4 if len(prefix) > 1 else 0]
+    return values if len(prefix) != 7 else np.array([0, 0, 0, 0, 1.0, 1.0 - 1e-4])
+
+
+def test_near_ties_differ_and_are_certified_each_by_the_rounds_of_its_own_prompt():
+    target, reference = Rounded(near_tie, 6), TableTarget(near_tie, 6)
+    cases = [Case(f"p{len(tokens)}", "math", "report", tokens) for tokens in ((1, 2, 1), (0, 3, 0, 3), (2, 1, 2, 1, 2))]
+    rows = list(greedy_agreement("b", target, reference, {"n-gram": NGramDrafter()}, cases, OPTIONS, slots=2))
+    assert [(row["identical"], row["certified"], row["index"]) for row in rows] == [
+        (False, True, 4),
+        (False, True, 3),
+        (False, True, 2),
+    ]
+
+
+def test_rows_are_decoded_together(monkeypatch):
+    seen = []
+    monkeypatch.setattr(greedy, "decode", lambda *a, **how: seen.append(how.get("slots")) or decode(*a, **how))
+    agreement(TABLE, {"n-gram": NGramDrafter()}, slots=2)
+    assert seen == [None] * 3 + [2]
 
 
 def test_a_length_fault_has_a_gap_that_can_be_recorded(monkeypatch):

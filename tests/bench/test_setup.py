@@ -10,7 +10,7 @@ from specdec_core.placement import Placement
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-PLAN = SetupPlan(widths=(1, 4), contexts=(8,), repeats=3)
+PLAN = SetupPlan(widths=(1, 4), contexts=(8,), repeats=3, prompts=2, max_new_tokens=6)
 
 
 def test_every_profile_has_a_plan():
@@ -23,7 +23,7 @@ def measured(tiny_opened, layout_of_module, small_ceilings_of_module):
     """Rows of a tiny plan, and the folder of their records."""
     peer = tiny_opened.target.placed(Placement("torch"))
     targets = {"ours": tiny_opened.target, "torch": peer}
-    rows = measure_setup(PLAN, tiny_opened.checkpoint, targets, "full", layout_of_module)
+    rows = measure_setup(PLAN, tiny_opened, targets, "full", layout_of_module)
     return rows, layout_of_module.records("full")
 
 
@@ -46,7 +46,7 @@ def test_records_say_their_profile(measured):
 
 def test_demands_on_the_engine_are_of_the_first_target(measured):
     table = engine_table(measured[0].engine)
-    assert len(table) == len(measured[0].engine) == 4 and table.index[0] == "t(1) over the memory floor, context 8"
+    assert len(table) == len(measured[0].engine) == 6 and table.index[0] == "t(1) over the memory floor, context 8"
 
 
 def test_the_table_is_in_floors_with_the_machines_limit_below():

@@ -22,9 +22,7 @@ def rows(make_pair, make_sweep):
 
 def write(layout, rows, schema=SWEEP, name="02_sweep", **changes):
     made_on = fingerprint(layout=layout).as_dict() | changes
-    with RecordWriter(
-        layout.records("quick"), name, schema, made_on, code=["specdec_core"], layout=layout
-    ) as writer:
+    with RecordWriter(layout.records("quick"), name, schema, made_on, code=["specdec_core"], layout=layout) as writer:
         for row in rows:
             writer.append(row)
     return writer.path

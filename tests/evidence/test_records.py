@@ -43,9 +43,7 @@ def child(layout: Layout, body: str) -> subprocess.Popen[str]:
 
 def write(layout: Layout, numbers, name="02_trial", profile="quick", schema=SCHEMA, device=None) -> Path:
     made_on = fingerprint(profile, layout=layout).as_dict() | ({"device": device} if device else {})
-    with RecordWriter(
-        layout.records(profile), name, schema, made_on, code=["specdec_core"], layout=layout
-    ) as writer:
+    with RecordWriter(layout.records(profile), name, schema, made_on, code=["specdec_core"], layout=layout) as writer:
         for n in numbers:
             writer.append({"n": n, "text": "x"})
     return writer.path

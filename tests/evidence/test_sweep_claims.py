@@ -69,9 +69,7 @@ def test_b2_falls_rises_and_cannot_tell(make_pair, make_sweep):
     rows = make_sweep([make_pair("a"), make_pair("b", alpha=FAST)])
     risen = [_accept(row, 0) if row["configuration"] == "b" and row["K"] == 1 else row for row in rows]
     assert acceptance_falls(claim("B2"), risen).outcome is Outcome.INCONCLUSIVE  # a ratio with zero has no logarithm
-    risen = [
-        _accept(row, row["drafted"] // 9) if (row["configuration"], row["K"]) == ("b", 1) else row for row in rows
-    ]
+    risen = [_accept(row, row["drafted"] // 9) if (row["configuration"], row["K"]) == ("b", 1) else row for row in rows]
     found = acceptance_falls(claim("B2"), risen)
     assert found.outcome is Outcome.REFUTED and "b K=2 above K=1" in found.note
     assert acceptance_falls(claim("B2"), make_sweep([make_pair("a")], lengths=(4,))).outcome is Outcome.INCONCLUSIVE
@@ -161,3 +159,10 @@ def _accept(row, accepted):
     """The row with that many tokens accepted, all at the first position."""
     positions = [accepted] + [0] * (row["K"] - 1)
     return row | {"accepted": accepted, "accepted_by_position": positions}
+
+
+def test_b2_a_drafter_that_is_never_wrong_is_left_out(make_pair, make_sweep):
+    perfect = make_sweep([make_pair("itself", alpha=(1.0,) * 8), make_pair("a")])
+    assert acceptance_falls(claim("B2"), perfect).outcome is Outcome.SUPPORTED
+    alone = make_sweep([make_pair("itself", alpha=(1.0,) * 8)])
+    assert acceptance_falls(claim("B2"), alone).outcome is Outcome.INCONCLUSIVE

@@ -90,9 +90,7 @@ def test_pairs_are_pooled_by_prompt_also_over_repeats(rows):
 
 def test_predictions_divide_out(rows):
     cell = pairs_of(rows)[Cell("a", 0.0, 3)]
-    assert cell.measured_over_predicted().estimate == pytest.approx(
-        cell.speedup().estimate / cell.predicted_speedup()
-    )
+    assert cell.measured_over_predicted().estimate == pytest.approx(cell.speedup().estimate / cell.predicted_speedup())
 
 
 def test_splits_and_repetition_are_filtered_by_the_autoregressive_row(rows):

@@ -6,6 +6,7 @@ from time import sleep
 import numpy as np
 import pytest
 
+from specdec_core.measure import clock
 from specdec_core.measure.clock import interleaved, once, peak_memory
 
 
@@ -40,6 +41,14 @@ def test_seconds_belong_to_their_arm():
 def test_nothing_to_time_is_an_error(repeats, arms):
     with pytest.raises(ValueError, match=f"{repeats} repeats of {len(arms)} arms: expected at least one of each"):
         interleaved(arms, repeats)
+
+
+def test_the_machine_settles_before_the_clock_runs(monkeypatch):
+    log = []
+    monkeypatch.setattr(clock, "sleep", lambda seconds: log.append(seconds))
+    monkeypatch.setattr(clock, "perf_counter", lambda: log.append("clock") or 0.0)
+    once(lambda: log.append("arm"))
+    assert log == [clock.SETTLE, "clock", "arm", "clock"]
 
 
 def test_the_garbage_collector_rests_and_comes_back():

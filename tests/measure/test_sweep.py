@@ -9,6 +9,7 @@ from specdec_core.drafters.layer_skip import LayerSkipDrafter
 from specdec_core.drafters.model import ModelDrafter
 from specdec_core.drafters.ngram import NGramDrafter
 from specdec_core.evidence.sweep_records import SWEEP, pair_up
+from specdec_core.measure import clock
 from specdec_core.measure import sweep as module
 from specdec_core.measure.cost_model import DraftCost
 from specdec_core.measure.curves import TimeCurve
@@ -48,8 +49,16 @@ def swept(options=Options(max_new_tokens=12), configurations=CONFIGURATIONS, **h
     return list(sweep(configurations, {c.name: COSTS for c in configurations}, CASES, KS, options, **how))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def restless():
+    """Nothing here depends on how long anything takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock, "SETTLE", 0.0)
+        yield
+
+
 @pytest.fixture(scope="module")
-def rows():
+def rows(restless):
     return swept()
 
 
