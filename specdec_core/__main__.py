@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--only", action="append", help="a notebook's number, such as 02; may be given several times")
     sub.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE", help="notebook parameter")
     sub.add_argument("--write-back", action="store_true", help="put the executed notebooks back into notebooks/")
-    sub = command("keep", _keep, "keep this machine's records under data/records, to be committed")
+    sub = command("keep", _keep, "keep records under data/records and bring README up to date, to be committed")
     sub.add_argument("--profile", default="full", help="quick or full (default)")
     sub.add_argument("name", nargs="*", default=["*"], help="record files, such as 02_sweep or '02_*' (default: all)")
     command("replay", _replay, "redraw figures, verdicts and tables from records, without torch")
@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     _placement_options(sub)
 
     sub = command("bench", _bench, "time this machine; records replay anywhere")
-    sub.add_argument("what", help="sd: verification curves, AR and SD, near-ties")
+    sub.add_argument("what", help="sd: curves, AR and SD, near-ties; greedy: SD against AR on every prompt")
     sub.add_argument("--out", type=Path, required=True, help="folder for the records")
     sub.add_argument("--model", default="smollm2-135m-instruct")
     _placement_options(sub)
@@ -114,10 +114,14 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _keep(options: argparse.Namespace) -> None:
+    from specdec_core.evidence.claims_table import update_readme
     from specdec_core.evidence.records import keep_records
 
-    for path in keep_records(options.profile, names=options.name):
-        print(path)
+    kept = keep_records(options.profile, names=options.name)
+    if not kept:
+        raise ValueError(f"no {options.profile} records named {' '.join(options.name)}: run reproduce first")
+    print(*kept, sep="\n")
+    print(f"README {'brought up to date' if update_readme() else 'as it was'}")
 
 
 def _claims(options: argparse.Namespace) -> int:

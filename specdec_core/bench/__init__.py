@@ -14,5 +14,11 @@ def _sd(model: str, placement: Placement, out: Path) -> None:
     bench_sd(model, placement, out)
 
 
-BENCHES: dict[str, Callable[[str, Placement, Path], None]] = {"sd": _sd}
+def _greedy(model: str, placement: Placement, out: Path) -> None:
+    from specdec_core.bench.greedy import bench_greedy
+
+    bench_greedy(model, placement, out)
+
+
+BENCHES: dict[str, Callable[[str, Placement, Path], None]] = {"sd": _sd, "greedy": _greedy}
 """Name → benchmark(model, placement, folder for the records); imported when one is run."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tqdm import tqdm
+
 from specdec_core.bench.machine import ceiling_row, curve_rows, measure_targets
+from specdec_core.bench.sources import DECODING
 from specdec_core.drafters.layer_skip import LayerSkipDrafter
 from specdec_core.drafters.model import ModelDrafter
 from specdec_core.drafters.ngram import NGramDrafter
@@ -26,11 +30,7 @@ from specdec_core.targets.transformer import Transformer
 if TYPE_CHECKING:
     import pandas as pd
 
-CODE = (
-    "specdec_core/decode.py", "specdec_core/rejection.py", "specdec_core/sampling.py", "specdec_core/rows.py",
-    "specdec_core/kernels", "specdec_core/state", "specdec_core/targets", "specdec_core/drafters",
-    "specdec_core/lengths", "specdec_core/measure", "specdec_core/bench/backend_sweep.py",
-)  # fmt: skip
+CODE = (*DECODING, "specdec_core/bench/backend_sweep.py")
 """What the records depend on: a verdict replayed from them fails when any of it has changed."""
 
 
@@ -54,7 +54,7 @@ class SweepPlan:
 
 PLANS = {
     "quick": SweepPlan(ks=(1, 2, 4, 8), tuning=1, report=1, max_new_tokens=16, repeats=7),
-    "full": SweepPlan(ks=(1, 2, 3, 4, 5, 6, 7, 8), tuning=2, report=6, max_new_tokens=64, repeats=25),
+    "full": SweepPlan(ks=(1, 2, 3, 4, 5, 6, 7, 8), tuning=1, report=5, max_new_tokens=32, repeats=25),
 }
 
 
@@ -155,6 +155,11 @@ def run_sweep(
             sweep_file.append(row)
             rows.append(row)
     return SweepRows(curves, ceilings, rows)
+
+
+def quiet_progress(cases: Sequence[Case]) -> Iterable[Case]:
+    """A progress bar that leaves nothing behind, neither on a terminal nor in a notebook's stored outputs."""
+    return tqdm(cases, "sweep", leave=False, disable=not sys.stderr.isatty())
 
 
 def summary_table(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:

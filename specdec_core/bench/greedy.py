@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
+from specdec_core.bench.sources import DECODING
 from specdec_core.decode import decode, outputs
+from specdec_core.drafters.ngram import NGramDrafter
+from specdec_core.evidence.provenance import fingerprint
+from specdec_core.evidence.records import RecordWriter
 from specdec_core.evidence.schemas import Schema
 from specdec_core.forensics.near_ties import examine
 from specdec_core.lengths.fixed import FixedLength
 from specdec_core.measure.sweep import Case
+from specdec_core.pairs import open_target
+from specdec_core.placement import Placement
+from specdec_core.prompts import load_prompts
 from specdec_core.protocol import Drafter, Target
 from specdec_core.rows import Request
 from specdec_core.sampling import Options
+
+CODE = (*DECODING, "specdec_core/forensics/near_ties.py", "specdec_core/bench/greedy.py")
 
 GREEDY = Schema(
     "greedy",
@@ -73,3 +85,24 @@ def greedy_agreement(
                 "gap": 0.0 if found is None else min(found.gap, 1e300),
                 "epsilon": 0.0 if found is None else found.epsilon,
             }
+
+
+def bench_greedy(model: str, placement: Placement, out: Path) -> None:
+    """Greedy n-gram SD against AR on every prompt, 12 tokens each, one row at a time; records of GREEDY into `out`."""
+    opened = open_target(model, placement)
+    target, backend = opened.target, f"{placement.engine} {placement.dtype} {placement.device}"
+    prompts = load_prompts()
+    cases = [Case(p.id, p.domain, p.split, tuple(opened.tokenizer.chat(p.messages))) for p in prompts]
+    options = Options(max_new_tokens=12, eos=opened.tokenizer.eos_ids)
+    provenance = fingerprint("full", threads=placement.workers, dtype=placement.dtype)
+    name = f"bench_greedy_{placement.engine}_{placement.dtype}"
+    rows = []
+    with RecordWriter(out, name, GREEDY, provenance, code=CODE) as file:
+        for case in tqdm(cases, "prompts"):
+            reference = target.float64_reference()
+            for row in greedy_agreement(backend, target, reference, {"n-gram": NGramDrafter()}, [case], options):
+                file.append(row)
+                rows.append(row)
+    differing = [row for row in rows if not row["identical"]]
+    wrong = [row["prompt_id"] for row in differing if not row["certified"]]
+    print(f"{backend}: {len(rows)} outputs, {len(differing)} differ from AR, uncertified: {wrong or 'none'}")

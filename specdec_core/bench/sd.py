@@ -16,6 +16,7 @@ from specdec_core.bench.conformance import check_conformance
 from specdec_core.bench.engine import ENGINE, floor_rows, measure_engine
 from specdec_core.bench.greedy import GREEDY, greedy_agreement
 from specdec_core.bench.machine import ceiling_row, curve_rows, measure_targets
+from specdec_core.bench.sources import DECODING
 from specdec_core.drafters.layer_skip import LayerSkipDrafter
 from specdec_core.drafters.ngram import NGramDrafter
 from specdec_core.evidence.provenance import cpu_model, fingerprint
@@ -30,9 +31,8 @@ from specdec_core.protocol import Drafter
 from specdec_core.sampling import Options
 from specdec_core.targets.transformer import Transformer
 
-CODE = ("specdec_core/kernels", "specdec_core/targets", "specdec_core/state", "specdec_core/decode.py",
-        "specdec_core/drafters", "specdec_core/measure", "specdec_core/bench")  # fmt: skip
-CONTEXTS, WIDTHS, KS = (128, 512), (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16), (2, 4, 6)
+CODE = (*DECODING, "specdec_core/forensics/near_ties.py", "specdec_core/bench")
+CONTEXTS, WIDTHS, KS = (128, 512), (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16), (2, 6)
 
 
 def bench_sd(model: str, placement: Placement, out: Path) -> None:
@@ -64,8 +64,8 @@ def bench_sd(model: str, placement: Placement, out: Path) -> None:
                 file.append(row)
                 print("{what}: {ratio:.2f} [{low:.2f}, {high:.2f}], {bound} {threshold:g}".format(**row))
 
-    cases = cases_of(load_prompts(), opened.tokenizer, 1, 2)
-    options = Options(max_new_tokens=48, eos=opened.tokenizer.eos_ids)
+    cases = cases_of(load_prompts(), opened.tokenizer, 1, 1)
+    options = Options(max_new_tokens=32, eos=opened.tokenizer.eos_ids)
     half = target.config.layers // 2
     drafters: dict[str, tuple[Drafter, Transformer | None]] = {
         "n-gram": (NGramDrafter(), None),
@@ -83,7 +83,7 @@ def bench_sd(model: str, placement: Placement, out: Path) -> None:
     with writer("greedy", GREEDY) as file:
         census = greedy_agreement(
             backend, target, reference, {name: drafter for name, (drafter, _) in drafters.items()}, cases,
-            replace(options, max_new_tokens=32),
+            replace(options, max_new_tokens=24),
         )  # fmt: skip
         rows = []
         for row in tqdm(census, "near-tie census", total=len(cases) * len(drafters)):

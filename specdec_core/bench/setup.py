@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_core.bench.engine import ENGINE, floor_rows, lookup_rows, measure_engine
 from specdec_core.bench.machine import WIDTHS, ceiling_row, curve_rows, measure_targets
+from specdec_core.bench.sources import DECODING
 from specdec_core.evidence.layout import Layout
 from specdec_core.evidence.provenance import fingerprint
 from specdec_core.evidence.records import RecordWriter
@@ -21,14 +22,7 @@ from specdec_core.targets.transformer import Transformer
 if TYPE_CHECKING:
     import pandas as pd
 
-CODE = (
-    "specdec_core/kernels",
-    "specdec_core/state",
-    "specdec_core/targets/transformer.py",
-    "specdec_core/measure",
-    "specdec_core/bench/machine.py",
-    "specdec_core/bench/engine.py",
-)
+CODE = (*DECODING, "specdec_core/bench/engine.py", "specdec_core/bench/setup.py")
 """What the records depend on."""
 
 
@@ -39,8 +33,8 @@ class SetupPlan:
     widths: tuple[int, ...] = WIDTHS
     contexts: tuple[int, ...] = (128,)
     repeats: int = 15
-    prompts: int = 12  # code prompts for n-gram look-up
-    max_new_tokens: int = 48
+    prompts: int = 10  # code prompts for n-gram look-up
+    max_new_tokens: int = 40
 
 
 PLANS = {"quick": SetupPlan(), "full": SetupPlan(contexts=(128, 512), repeats=60, prompts=36, max_new_tokens=96)}

@@ -96,9 +96,7 @@ def ratio_interval(
     )
 
 
-def median_interval(
-    values: ArrayLike, *, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
-) -> Interval:
+def median_interval(values: ArrayLike, *, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
     """Percentile bootstrap interval of a median; values `[n]`, any unit. One value gives (−∞, ∞).
 
     Raises ValueError for empty, NaN or infinite data.

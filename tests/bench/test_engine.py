@@ -7,13 +7,16 @@ from specdec_core.bench.engine import (
     FLOORS,
     decode_arm,
     floor_rows,
+    lookup_rows,
     measure_engine,
     prefill_arm,
     transformers_arm,
     verification_arm_at,
 )
 from specdec_core.measure.ceilings import READ_BYTES
+from specdec_core.measure.curves import TimeCurve
 from specdec_core.models.checkpoints import tiny_llama
+from specdec_core.sampling import Options
 from specdec_core.targets.table import TableTarget, random_logits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -35,6 +38,8 @@ class Watched(TableTarget):
         return super().verify(state, slots, tokens, forest)
 
 
+TABLE = TableTarget(random_logits(7, seed=1), 7)
+TABLE.name = "table"
 PROMPTS = np.arange(18).reshape(3, 6) % 7
 
 
@@ -90,3 +95,33 @@ def test_rates_and_times_are_compared_the_right_way_round(tiny_opened, monkeypat
     assert [row["ratio"] for row in rows] == pytest.approx([3.0, 0.5, 4.0])
     assert [row["bound"] for row in rows] == ["at least", "at most", "at least"]
     assert [row["reached"] for row in rows] == [rows[0]["threshold"] <= 3.0, True, True]
+
+
+def invented_sweep(seconds):
+    """Two prompts of ten tokens: two autoregressive runs of two seconds each, one look-up run of `seconds`."""
+    same = {"configuration": "c", "backend": "b", "temperature": 0.0, "split": "report", "repetitive": False}
+    same |= {"tokens": 10, "accepted": 6, "drafted": 12, "predicted_seconds": 1.0, "verify_seconds": 0.5}
+    for prompt in ("p", "q"):
+        same["prompt_id"] = prompt
+        plain = same | {"arm": "ar", "K": 0, "target_passes": 10, "seconds": 2.0}
+        drafted = same | {"arm": "sd", "K": 7, "target_passes": 4, "seconds": seconds}
+        for row in (plain, plain, drafted):
+            yield row | {"draft_seconds": 0.02, "overhead_seconds": 0.08}
+
+
+@pytest.mark.parametrize(("seconds", "reached"), [(1.0, True), (2.0, False)])
+def test_look_up_must_be_faster_and_a_round_cost_little_outside_of_its_pass(monkeypatch, seconds, reached):
+    monkeypatch.setattr(engine, "sweep", lambda *arguments: invented_sweep(seconds))
+    curve = TimeCurve((1,), (64,), np.array([[0.5]]))
+    speed, outside = rows = lookup_rows(TABLE, curve, [], Options())
+    assert [ENGINE.validated(row) for row in rows] == rows
+    assert speed["ratio"] == pytest.approx(2 / seconds) and speed["reached"] is reached
+    assert outside["ratio"] == pytest.approx(0.1 / (4 * 0.5)) and outside["samples"] == 2
+
+
+def test_look_up_is_measured_on_every_prompt(monkeypatch):
+    seen = []
+    monkeypatch.setattr(engine, "sweep", lambda *arguments: seen.append(arguments) or invented_sweep(1.0))
+    lookup_rows(TABLE, TimeCurve((1,), (64,), np.array([[0.5]])), ["case"], Options(max_new_tokens=3), k=5)
+    (configuration,), _, cases, ks, options = seen[0]
+    assert (configuration.target, cases, ks, options.max_new_tokens) == (TABLE, ["case"], [5], 3)

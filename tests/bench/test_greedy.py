@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specdec_core.bench import greedy
+from specdec_core.bench import BENCHES, greedy
 from specdec_core.bench.greedy import GREEDY, greedy_agreement
 from specdec_core.decode import decode
 from specdec_core.drafters.layer_skip import LayerSkipDrafter
@@ -70,13 +70,11 @@ def near_tie(prefix):
 
 def test_near_ties_differ_and_are_certified_each_by_the_rounds_of_its_own_prompt():
     target, reference = Rounded(near_tie, 6), TableTarget(near_tie, 6)
-    cases = [Case(f"p{len(tokens)}", "math", "report", tokens) for tokens in ((1, 2, 1), (0, 3, 0, 3), (2, 1, 2, 1, 2))]
+    # The first token is verified alone in the first prompt, with a draft in the second.
+    prompts = ((0, 1, 2, 3), (2, 1, 2, 1, 2, 1, 2))
+    cases = [Case(f"p{len(tokens)}", "math", "report", tokens) for tokens in prompts]
     rows = list(greedy_agreement("b", target, reference, {"n-gram": NGramDrafter()}, cases, OPTIONS, slots=2))
-    assert [(row["identical"], row["certified"], row["index"]) for row in rows] == [
-        (False, True, 4),
-        (False, True, 3),
-        (False, True, 2),
-    ]
+    assert [(row["identical"], row["certified"], row["index"]) for row in rows] == [(False, True, 3), (False, True, 0)]
 
 
 def test_rows_are_decoded_together(monkeypatch):
@@ -103,3 +101,12 @@ def test_rows_are_records_that_can_be_read_again(tmp_path):
         for row in rows:
             file.append(row)
     assert read_records(file.path, GREEDY)[1] == rows
+
+
+def test_the_bench_asks_every_prompt_and_says_what_differs(tiny_folder, short_prompts, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(greedy, "load_prompts", lambda: short_prompts)
+    BENCHES["greedy"](str(tiny_folder), Placement("torch", dtype="float64", threads=1), tmp_path)
+    rows = read_records(tmp_path / "bench_greedy_torch_float64.jsonl", GREEDY)[1]
+    assert [row["prompt_id"] for row in rows] == [prompt.id for prompt in short_prompts]
+    assert all(row["identical"] and row["certified"] for row in rows)
+    assert "12 outputs, 0 differ from AR, uncertified: none" in capsys.readouterr().out
