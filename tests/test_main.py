@@ -195,6 +195,7 @@ class TestBadInputOfOthers:
             (["bench", "sd", "--out", "x", "--model", "gpt-9"], r"UnknownModel: no model 'gpt-9'"),
             (["bench", "sd", "--out", "x", "--threads", "0"], r"PlacementError: threads 0: expected at least 1"),
             (["bench", "sd"], r"error: the following arguments are required: --out"),
+            (["keep", "--profile", "full", "99_none"], r"ValueError: no full records named 99_none: run reproduce"),
             (["keep", "--profile", "fast"], r"ValueError: unknown profile 'fast': expected one of quick, full"),
             (["fly"], r"error: argument COMMAND: invalid choice: 'fly' \(choose from .*reproduce.*generate.*doctor"),
             ([], r"error: the following arguments are required: COMMAND"),
