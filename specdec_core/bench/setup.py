@@ -37,7 +37,7 @@ class SetupPlan:
     max_new_tokens: int = 40
 
 
-PLANS = {"quick": SetupPlan(), "full": SetupPlan(contexts=(128, 512), repeats=60, prompts=36, max_new_tokens=96)}
+PLANS = {"quick": SetupPlan(), "full": SetupPlan(contexts=(128, 512), repeats=30, prompts=36, max_new_tokens=64)}
 
 
 @dataclass(frozen=True)
