@@ -20,7 +20,7 @@ def answered():
     return opened, asked, [outputs(decode(opened.target, [Request(each, OPTIONS)]), 1)[0] for each in asked]
 
 
-@pytest.mark.parametrize(("kind", "k", "slots"), [("ngram", 5, 1), ("ngram-tree", 4, 16), ("layer-skip:8", 2, 16)])
+@pytest.mark.parametrize(("kind", "k", "slots"), [("ngram", 5, 1), ("ngram-tree", 4, 16), ("layer-skip:20", 2, 16)])
 def test_every_answer_is_the_autoregressive_one(answered, kind, k, slots):
     opened, asked, expected = answered
     drafter, _ = open_drafter(kind, opened)
