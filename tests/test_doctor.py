@@ -20,6 +20,14 @@ def test_it_names_machine_devices_packages_room_and_models():
         assert f"model {name}: loads, fingerprint {load(name).fingerprint[:12]}" in lines
 
 
+def test_an_engine_that_is_not_installed_comes_with_its_remedy(monkeypatch):
+    def fail():
+        raise MissingPackage("llama.cpp is not here\n(gone): run `make setup`")
+
+    monkeypatch.setattr(doctor.llama_library, "library", fail)
+    assert "missing: llama.cpp is not here (gone): run `make setup`" in list(doctor.examine_machine())
+
+
 def test_findings_are_one_line_each():
     assert all("\n" not in line and line for line in doctor.examine_machine())
 

