@@ -12,10 +12,10 @@ from tqdm import tqdm
 from specdec_core.bench.sources import DECODING
 from specdec_core.decode import decode, outputs
 from specdec_core.drafters.ngram import NGramDrafter
+from specdec_core.evidence.lossless_records import GREEDY
 from specdec_core.evidence.provenance import fingerprint
 from specdec_core.evidence.records import RecordWriter
-from specdec_core.evidence.schemas import Schema
-from specdec_core.forensics.near_ties import examine
+from specdec_core.forensics.near_ties import census
 from specdec_core.lengths.fixed import FixedLength
 from specdec_core.measure.sweep import Case
 from specdec_core.pairs import open_target
@@ -26,25 +26,6 @@ from specdec_core.rows import Request
 from specdec_core.sampling import Options
 
 CODE = (*DECODING, "specdec_core/forensics/near_ties.py", "specdec_core/bench/greedy.py")
-
-GREEDY = Schema(
-    "greedy",
-    1,
-    {
-        "backend": str,
-        "drafter": str,
-        "K": int,
-        "slots": int,  # rows decoded together
-        "prompt_id": str,
-        "tokens": int,
-        "identical": bool,
-        "certified": bool,  # identical, or a certified near-tie
-        "index": int,  # first divergence, −1 if none
-        "gap": float,  # of reference logits there, 0 if none
-        "epsilon": float,  # rounding error measured there
-    },
-)
-"""One line per (backend, drafter, prompt): does greedy SD emit the AR token ids?"""
 
 
 def greedy_agreement(
@@ -60,8 +41,11 @@ def greedy_agreement(
 ) -> Iterator[dict[str, Any]]:
     """Records of GREEDY. AR is decoded one row at a time; SD over `slots` rows together.
 
-    `reference` holds the same weights in float64 (near-ties are judged in it).
+    `reference` holds the same weights in float64 (near-ties are judged in it). Options are those of plain greedy
+    decoding: no penalties, no min_new_tokens (a text that is gone on with would count its history anew).
     """
+    if options.penalised or options.min_new_tokens:
+        raise ValueError(f"options {options}: expected plain greedy ones, without penalties or min_new_tokens")
     requests = [Request(case.tokens, options, None, index) for index, case in enumerate(cases)]
     expected = [outputs(decode(target, [request]), 1)[0].tokens for request in requests]
     drafting = [replace(request, policy=FixedLength(k)) for request in requests]
@@ -71,7 +55,15 @@ def greedy_agreement(
         for index, case in enumerate(cases):
             own = [row for each in rounds for row in each.rows if row.key == index]
             tokens = emitted[index].tokens
-            found = examine(target, reference, case.tokens, expected[index], tokens, own)
+
+            def continued(shared: tuple[int, ...], case: Case = case) -> tuple[int, ...]:
+                if shared[-1] in options.eos or len(shared) == options.max_new_tokens:
+                    return ()
+                left = replace(options, max_new_tokens=options.max_new_tokens - len(shared))
+                return outputs(decode(target, [Request((*case.tokens, *shared), left)]), 1)[0].tokens
+
+            found = census(target, reference, case.tokens, expected[index], tokens, own, continued)
+            first = found[0] if found else None
             yield {
                 "backend": backend,
                 "drafter": name,
@@ -79,11 +71,12 @@ def greedy_agreement(
                 "slots": slots,
                 "prompt_id": case.prompt_id,
                 "tokens": len(tokens),
-                "identical": found is None,
-                "certified": found is None or found.certified,
-                "index": -1 if found is None else found.index,
-                "gap": 0.0 if found is None else min(found.gap, 1e300),
-                "epsilon": 0.0 if found is None else found.epsilon,
+                "identical": not found,
+                "certified": all(divergence.certified for divergence in found),
+                "divergences": len(found),
+                "index": -1 if first is None else first.index,
+                "gap": 0.0 if first is None else min(first.gap, 1e300),
+                "epsilon": 0.0 if first is None else first.epsilon,
             }
 
 

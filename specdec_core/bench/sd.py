@@ -14,11 +14,12 @@ from tqdm import tqdm
 from specdec_core.bench.backend_sweep import cases_of
 from specdec_core.bench.conformance import check_conformance
 from specdec_core.bench.engine import ENGINE, floor_rows, measure_engine
-from specdec_core.bench.greedy import GREEDY, greedy_agreement
+from specdec_core.bench.greedy import greedy_agreement
 from specdec_core.bench.machine import ceiling_row, curve_rows, measure_targets
 from specdec_core.bench.sources import DECODING
 from specdec_core.drafters.layer_skip import LayerSkipDrafter
 from specdec_core.drafters.ngram import NGramDrafter
+from specdec_core.evidence.lossless_records import GREEDY
 from specdec_core.evidence.provenance import cpu_model, fingerprint
 from specdec_core.evidence.records import RecordWriter
 from specdec_core.evidence.sweep_records import CEILING, COST_CURVE, SWEEP

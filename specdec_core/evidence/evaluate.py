@@ -10,6 +10,15 @@ from typing import Any
 
 from specdec_core.evidence.claims import CLAIMS, claim
 from specdec_core.evidence.layout import Layout
+from specdec_core.evidence.lossless_claims import (
+    exact_law_holds,
+    greedy_agrees,
+    mutants_die,
+    sequence_law_holds,
+    sizes_hold,
+    tokens_agree,
+)
+from specdec_core.evidence.lossless_records import EXACT_LAW, GREEDY, KILL, LAW_TEST, SIZE
 from specdec_core.evidence.provenance import device_kinds, device_slug
 from specdec_core.evidence.records import RecordFile, find_records, read_records
 from specdec_core.evidence.remembered import recall_verdicts, remember_verdicts
@@ -35,6 +44,12 @@ class Evaluator:
 
 
 EVALUATORS: dict[str, Evaluator] = {
+    "L1": Evaluator((EXACT_LAW,), exact_law_holds),
+    "L2": Evaluator((EXACT_LAW,), sequence_law_holds),
+    "L3": Evaluator((LAW_TEST,), tokens_agree),
+    "L4": Evaluator((GREEDY,), greedy_agrees),
+    "L5": Evaluator((KILL,), mutants_die),
+    "L6": Evaluator((SIZE,), sizes_hold),
     "B1": Evaluator((SWEEP,), best_speedup),
     "B2": Evaluator((SWEEP,), acceptance_falls),
     "B3": Evaluator((SWEEP,), prediction_holds),

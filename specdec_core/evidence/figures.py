@@ -10,11 +10,12 @@ import base64
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from specdec_core.cache import atomic_write
 from specdec_core.evidence.layout import Layout
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_P = ParamSpec("_P")
 DPI = 200
 COLUMN = 3.4
 """Width in inches of one column of print; a figure is one or two of them wide."""
@@ -68,6 +70,17 @@ def house_style() -> Iterator[None]:
     style = sns.axes_style("whitegrid") | sns.plotting_context("paper") | fixed
     with mpl.rc_context(style):
         yield
+
+
+def in_house_style(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
+    """A drawing function that works inside `house_style`."""
+
+    @wraps(draw)
+    def styled(*args: _P.args, **kwargs: _P.kwargs) -> Figure:
+        with house_style():
+            return draw(*args, **kwargs)
+
+    return styled
 
 
 def new_figure(width: float = 2.0, height: float = 2.4, panels: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specdec_core.evidence.figures import Series, house_style, new_figure, series_styles
+from specdec_core.evidence.figures import Series, in_house_style, new_figure, series_styles
 from specdec_core.evidence.sweep_claims import by_configuration
 from specdec_core.evidence.sweep_records import Pairs, Row, conditional_acceptance, pair_up
 from specdec_core.statistics.intervals import Interval
@@ -19,19 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-_P = ParamSpec("_P")
 
-
-def _in_house_style(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
-    @wraps(draw)
-    def styled(*args: _P.args, **kwargs: _P.kwargs) -> Figure:
-        with house_style():
-            return draw(*args, **kwargs)
-
-    return styled
-
-
-@_in_house_style
+@in_house_style
 def curve_t_of_n(rows: Sequence[Row], ceilings: Sequence[Row] = ()) -> Figure:
     """t(n) in ms with its band, and v(n) = t(n)/t(1), one series a configuration and context.
 
@@ -74,7 +62,7 @@ def curve_t_of_n(rows: Sequence[Row], ceilings: Sequence[Row] = ()) -> Figure:
     return figure
 
 
-@_in_house_style
+@in_house_style
 def acceptance_profile(rows: Sequence[Row]) -> Figure:
     """a_K against K (left) and the conditional acceptance α_i by position, at each configuration's greatest K (right).
 
@@ -101,7 +89,7 @@ def acceptance_profile(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-@_in_house_style
+@in_house_style
 def speedup_by_k(rows: Sequence[Row]) -> Figure:
     """Speedup over AR against K: measured with 95% interval, predicted dashed and hollow, S = 1 marked.
 
@@ -134,7 +122,7 @@ def speedup_by_k(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-@_in_house_style
+@in_house_style
 def predicted_against_measured(rows: Sequence[Row], low: float = 0.8, high: float = 1.25) -> Figure:
     """Measured speedup (95% interval) against predicted, one point a cell, the band low ≤ measured/predicted ≤ high.
 

@@ -8,14 +8,14 @@ bug; so is an ε that no rounding explains, or a kernel that is wrong at some wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from specdec_core.arrays import host
 from specdec_core.protocol import RowRound, Target
-from specdec_core.topology import chain, forest
+from specdec_core.topology import Topology, chain, forest, tree
 
 ROUNDING = 0.06
 """Largest error, relative to the largest absolute logit, that is taken for rounding: what bfloat16 may do."""
@@ -81,12 +81,39 @@ def examine(
     return Divergence(index, expected[index], token, gap, epsilon, control)
 
 
+def census(
+    target: Target,
+    reference: Target,
+    prompt: Sequence[int],
+    expected: Sequence[int],
+    emitted: Sequence[int],
+    rounds: Sequence[RowRound],
+    continued: Callable[[tuple[int, ...]], Sequence[int]],
+) -> list[Divergence]:
+    """Every divergence of `emitted` from what autoregressive decoding would emit, in order.
+
+    After a certified near-tie the text is followed: `continued(emitted so far)` gives what autoregressive decoding
+    adds to it, and the comparison goes on. The first one that is no near-tie ends it.
+    """
+    found: list[Divergence] = []
+    while True:
+        divergence = examine(target, reference, prompt, expected, emitted, rounds)
+        if divergence is None:
+            return found
+        found.append(divergence)
+        if not divergence.certified:
+            return found
+        shared = tuple(emitted[: divergence.index + 1])
+        expected = (*shared, *continued(shared))
+
+
 def replay(
     target: Target, prompt: Sequence[int], emitted: Sequence[int], rounds: Sequence[RowRound], index: int
 ) -> int:
-    """The token that the target emits at `index` when it is fed the emitted text in the widths of `rounds`.
+    """The token that the target emits at `index` when it is fed the emitted text in the shapes of `rounds`.
 
-    No drafter is involved: where a round had rejected drafts, the text's own continuation stands in for them.
+    No drafter is involved: the text's own continuation stands in for the draft's first branch, and for the other
+    branches its last token does.
     """
     tokens = np.array([*prompt, *emitted], np.int64)
     prompt_length = len(prompt)
@@ -96,14 +123,30 @@ def replay(
     target.prefill(state, slots, [tokens[:prompt_length]])
     done = prompt_length
     for row in rounds:
-        width = 1 + sum(row.drafted)
-        verification = target.verify(state, slots, padded[done - 1 : done - 1 + width], forest([chain(width)]))
+        shape, branch = stand_in(row.drafted)
+        nodes = np.full(len(shape), tokens[-1])
+        nodes[branch] = padded[done - 1 : done - 1 + len(branch)]
+        verification = target.verify(state, slots, nodes, forest([shape]))
         if done - prompt_length <= index < done - prompt_length + len(row.emitted):
-            logits = host(verification.logits[index - (done - prompt_length)])
+            logits = host(verification.logits[branch[index - (done - prompt_length)]])
             return int(np.argmax(logits))
-        target.commit(state, verification, [np.arange(len(row.emitted))])
+        target.commit(state, verification, [branch[: len(row.emitted)]])
         done += len(row.emitted)
     raise ValueError(f"token {index} was not emitted in these {len(rounds)} rounds")
+
+
+def stand_in(drafted: Sequence[int]) -> tuple[Topology, np.ndarray]:
+    """A tree with these many nodes at each depth, and its first branch, root included: `[depth + 1]` node indices.
+
+    All nodes of a depth hang on the first of the depth before; the nodes of a pass and their depths are those of the
+    round, whichever branches they belonged to.
+    """
+    parents, branch = [-1], [0]
+    for count in drafted:
+        first = len(parents)
+        parents += [branch[-1]] * count
+        branch.append(first)
+    return tree(tuple(parents)), np.array(branch)
 
 
 def _logits_after(target: Target, prefix: np.ndarray, width: int) -> np.ndarray:

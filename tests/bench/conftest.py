@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from specdec_core.bench import token_records
 from specdec_core.evidence.layout import Layout
 from specdec_core.measure import ceilings, clock
+from specdec_core.models.rounding import rounded
 from specdec_core.pairs import Opened, open_target
 from specdec_core.placement import Placement
 from specdec_core.prompts import DOMAINS, Prompt
@@ -72,3 +74,11 @@ def layout(tmp_path) -> Layout:
 @pytest.fixture(scope="module")
 def layout_of_module(tmp_path_factory) -> Layout:
     return copy_checkout(tmp_path_factory.mktemp("checkout"))
+
+
+def small_design(patch: pytest.MonkeyPatch, prompts: tuple[Prompt, ...], length: int) -> None:
+    """Five prompts and `length` tokens a sequence instead of 46 × 200; groups that a tiny model's matrices hold."""
+    patch.setattr(token_records, "load_prompts", lambda domain: tuple(p for p in prompts if p.domain == domain))
+    patch.setattr(token_records, "PROMPTS", 5)
+    patch.setattr(token_records.Setting.options, "__defaults__", (length,))
+    patch.setattr(token_records, "rounded", lambda checkpoint, bits: rounded(checkpoint, bits, 16))

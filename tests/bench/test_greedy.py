@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from specdec_core.bench import BENCHES, greedy
-from specdec_core.bench.greedy import GREEDY, greedy_agreement
+from specdec_core.bench.greedy import greedy_agreement
 from specdec_core.decode import decode
 from specdec_core.drafters.layer_skip import LayerSkipDrafter
 from specdec_core.drafters.ngram import NGramDrafter
+from specdec_core.evidence.lossless_records import GREEDY
 from specdec_core.evidence.records import RecordWriter, read_records
 from specdec_core.measure.sweep import Case
 from specdec_core.models.checkpoints import tiny_llama

@@ -3,8 +3,8 @@ import pytest
 from specdec_core.bench import BENCHES, sd
 from specdec_core.bench.conformance import TOLERANCE, ConformanceError
 from specdec_core.bench.engine import ENGINE
-from specdec_core.bench.greedy import GREEDY
 from specdec_core.evidence.evaluate import judge
+from specdec_core.evidence.lossless_records import GREEDY
 from specdec_core.evidence.records import find_records, read_records
 from specdec_core.evidence.sweep_records import CEILING, COST_CURVE, SWEEP, pair_up
 from specdec_core.evidence.verdicts import MEASURED

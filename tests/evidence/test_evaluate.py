@@ -38,7 +38,7 @@ def test_without_records_nothing_is_hidden(layout):
     assert set(found.values()) == {Outcome.NOT_YET_MEASURED, Outcome.NOT_TESTABLE}
     assert found["S5"] is Outcome.NOT_TESTABLE
     assert "needs a device of kind 'mps'" in evaluate(claim("S5"), layout).note
-    assert evaluate(claim("L1"), layout).note == "notebook 01_lossless does not exist yet"
+    assert evaluate(claim("G7"), layout).note == "notebook 06_linear_attention does not exist yet"
     (layout.notebooks / "02_backend_sweep.ipynb").touch()
     assert "reproduce --only 02" in evaluate(claim("B1"), layout).note
 
@@ -120,8 +120,8 @@ def test_a_claim_bound_to_a_device_reads_only_its_records(layout, rows, monkeypa
 def test_judge_refuses_what_it_cannot_judge(rows):
     with pytest.raises(ValueError, match="unknown claim"):
         judge("Z1", rows)
-    with pytest.raises(ValueError, match="L1 has no evaluator yet"):
-        judge("L1", rows)
+    with pytest.raises(ValueError, match="G7 has no evaluator yet"):
+        judge("G7", rows)
     with pytest.raises(ValueError, match="reads records of sweep, got 2 lists"):
         judge("B1", rows, rows)
 

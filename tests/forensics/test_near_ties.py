@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from specdec_core.decode import decode, outputs
 from specdec_core.drafters.model import ModelDrafter
 from specdec_core.drafters.ngram import NGramDrafter
-from specdec_core.forensics.near_ties import Divergence, examine, first_difference, replay
+from specdec_core.forensics.near_ties import Divergence, census, examine, first_difference, replay, stand_in
 from specdec_core.lengths.fixed import FixedLength
 from specdec_core.models.checkpoints import tiny_llama
 from specdec_core.placement import Placement
@@ -188,6 +188,59 @@ class TestReplay:
         _, emitted, rows = speculate(target)
         with pytest.raises(ValueError, match=f"token 12 was not emitted in these {len(rows)} rounds"):
             replay(target, PROMPT, emitted, rows, 12)
+
+
+class TestCensus:
+    def counted(self, target, emitted, plain, rows):
+        def continued(shared):
+            options = Options(max_new_tokens=12 - len(shared))
+            return (
+                outputs(decode(target, [Request((*PROMPT, *shared), options)]), 1)[0].tokens if len(shared) < 12 else ()
+            )
+
+        return census(target, TableTarget(target._logits, V), PROMPT, plain, emitted, rows, continued)
+
+    def test_after_a_near_tie_the_text_is_followed_to_the_next(self):
+        def twice(prefix):
+            return tied(at=6, gap=1e-4)(prefix) if len(prefix) != 10 else tied(at=10, gap=1e-4)(prefix)
+
+        target = Rounded(twice, noise=3e-4)
+        plain, emitted, rows = speculate(target)
+        found = self.counted(target, emitted, plain, rows)
+        assert [(each.index, each.certified) for each in found] == [(3, True), (7, True)]
+
+    def test_a_bug_behind_a_near_tie_is_found_and_ends_it(self):
+        target = Rounded(tied(at=6, gap=1e-4), noise=3e-4)
+        plain, emitted, rows = speculate(target)
+        found = self.counted(target, (*emitted[:5], 8, *emitted[6:9], 8, *emitted[10:]), plain, rows)
+        assert [(each.index, each.certified) for each in found] == [(3, True), (5, False)]
+
+    def test_equal_outputs_have_none(self):
+        target = Rounded(tied(at=6, gap=1e-4), noise=0.5e-4)
+        plain, emitted, rows = speculate(target)
+        assert self.counted(target, emitted, plain, rows) == []
+
+
+class TestStandIn:
+    @given(st.lists(st.integers(1, 4), max_size=4))
+    def test_it_has_the_nodes_of_each_depth_and_a_branch_to_the_deepest(self, drafted):
+        shape, branch = stand_in(drafted)
+        assert np.bincount(shape.depths).tolist() == [1, *drafted]
+        assert branch.tolist() == shape.path(int(branch[-1])).tolist() and len(branch) == len(drafted) + 1
+
+    def test_a_tree_is_replayed_as_one(self):
+        target = Rounded(tied(at=99, gap=0), noise=0.0)
+        prompt = (1, 2, 1, 3, 1)
+        _, emitted, rows = speculate(target, k=3, prompt=prompt, drafter=NGramDrafter(1, 1, candidates=2))
+        shapes, verify = [], target.verify
+
+        def watched(state, slots, tokens, forest):
+            shapes.append(np.bincount(forest.trees[0].depths).tolist())
+            return verify(state, slots, tokens, forest)
+
+        target.verify = watched
+        assert replay(target, prompt, emitted, rows, 11) == emitted[11]
+        assert shapes == [[1, *row.drafted] for row in rows] and max(map(max, shapes)) > 1
 
 
 class TestFirstDifference:
