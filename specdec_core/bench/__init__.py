@@ -20,5 +20,11 @@ def _greedy(model: str, placement: Placement, out: Path) -> None:
     bench_greedy(model, placement, out)
 
 
-BENCHES: dict[str, Callable[[str, Placement, Path], None]] = {"sd": _sd, "greedy": _greedy}
+def _audit(model: str, placement: Placement, out: Path) -> None:
+    from specdec_core.bench.audit import bench_audit
+
+    bench_audit(model, placement, out)
+
+
+BENCHES: dict[str, Callable[[str, Placement, Path], None]] = {"sd": _sd, "greedy": _greedy, "audit": _audit}
 """Name → benchmark(model, placement, folder for the records); imported when one is run."""

@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
 from specdec_core.bench import greedy, token_records
+from specdec_core.bench.audit import NAME as AUDIT_NAME
+from specdec_core.bench.audit import real_pair, record_audit, tiny_pair
 from specdec_core.bench.greedy import greedy_agreement
 from specdec_core.bench.token_records import AR, AR_AGAIN, LOOKUP, MAIN, SD, SETTINGS, Setting, TokenSource
 from specdec_core.drafters.layer_skip import LayerSkipDrafter
 from specdec_core.drafters.model import ModelDrafter
 from specdec_core.drafters.ngram import NGramDrafter
+from specdec_core.evidence.audit_records import AUDIT
 from specdec_core.evidence.evaluate import load_rows
 from specdec_core.evidence.layout import Layout
 from specdec_core.evidence.lossless_analysis import law_curves, law_tests, sizes
 from specdec_core.evidence.lossless_records import EXACT_LAW, GREEDY, KILL, LAW_CURVE, LAW_TEST, SIZE
 from specdec_core.evidence.provenance import fingerprint
-from specdec_core.evidence.records import RecordWriter, find_records
+from specdec_core.evidence.records import RecordFile, RecordWriter, find_records, read_records
 from specdec_core.evidence.schemas import RecordError, Schema
 from specdec_core.evidence.token_records import TOKENS
 from specdec_core.forensics.exact_grid import grid, measure
@@ -35,6 +39,9 @@ from specdec_core.prompts import held_out, load_prompts
 from specdec_core.protocol import Drafter
 from specdec_core.sampling import Options
 from specdec_core.targets.transformer import Transformer
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Row = dict[str, Any]
 
@@ -128,13 +135,17 @@ def _with_live(committed: Sequence[Mapping[str, Any]], opened: Opened) -> list[M
 
 
 def _tokens(setting: Setting, profile: str, committed: bool, layout: Layout) -> list[Mapping[str, Any]]:
-    name = f"{token_records.file_name(setting)}.jsonl"
     folder = layout.kept_records if committed else layout.records(profile)
-    files = [file for file in find_records(TOKENS, folder=folder, layout=layout) if file.path.name == name]
+    return _committed(TOKENS, f"{token_records.file_name(setting)}.jsonl", folder, layout)
+
+
+def _committed(schema: Schema, name: str, folder: Path, layout: Layout) -> list[Row]:
+    """Rows of the newest file of this name. RecordError if there is none, or if other code than this made it."""
+    files = [file for file in find_records(schema, folder=folder, layout=layout) if file.path.name == name]
     if not files:
-        raise RecordError(f"no token records {name}: run notebook 01 with the full profile once, and keep them")
+        raise RecordError(f"no records {name}: run notebook 01 with the full profile once, and keep them")
     if files[0].is_stale(layout):
-        raise RecordError(f"{name} was drawn by other code than this: run notebook 01 with the full profile again")
+        raise RecordError(f"{name} was made by other code than this: run notebook 01 with the full profile again")
     return list(load_rows(files[0].path))
 
 
@@ -170,6 +181,37 @@ def agree_greedily(plan: LosslessPlan, opened: Opened, profile: str, layout: Lay
             yield from compare("torch float32", peer, drafters=lookup, cases=[case])
 
     return _record("01_greedy", GREEDY, rows(), greedy.CODE, profile, layout)
+
+
+def audit_samplers(plan: LosslessPlan, opened: Opened, profile: str, layout: Layout | None = None) -> list[Row]:
+    """AUDIT rows: transformers' samplers and ours on a tiny and on the real pair; a live run reads committed ones.
+
+    RecordError as `sample_law`.
+    """
+    layout = layout or Layout()
+    if not plan.live:
+        pairs = [tiny_pair(), real_pair(opened)]
+        path = layout.records(profile) / f"{AUDIT_NAME}.jsonl"
+        if not (path.is_file() and not RecordFile(path, read_records(path, AUDIT)[0], kept=False).is_stale(layout)):
+            record_audit(layout.records(profile), pairs, fingerprint(profile), layout)
+        return list(load_rows(path))
+    return list(_committed(AUDIT, f"{AUDIT_NAME}.jsonl", layout.kept_records, layout))
+
+
+def audit_table(rows: Sequence[Row]) -> pd.DataFrame:
+    """A line an audit: tokens, the test that came nearest to rejecting, the directed bias and the verdict."""
+    import pandas as pd
+
+    table = pd.DataFrame(rows)
+    held = table.dropna(subset=["adjusted"]).sort_values("adjusted", kind="stable")
+    keys = ["pair", "setting", "decoder"]
+    nearest = held.groupby(keys, sort=False).first()[["test", "adjusted", "tokens", "bias", "low", "high", "tv_lower"]]
+    order = table.drop_duplicates(keys).set_index(keys).index
+    return (
+        nearest.assign(verdict=table.groupby(keys)["verdict"].first())
+        .loc[order]
+        .rename(columns={"test": "nearest test", "adjusted": "its adjusted p", "tv_lower": "TV ≥"})
+    )
 
 
 def _record(

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specdec_core.evidence import words_lossless as words
+from specdec_core.evidence.audit_records import AUDIT
 from specdec_core.evidence.evaluate import choose_records, load_rows
 from specdec_core.evidence.figures import save_figure
 from specdec_core.evidence.layout import Layout
 from specdec_core.evidence.lossless_records import EXACT_LAW, KILL, LAW_CURVE, LAW_TEST, SIZE
 from specdec_core.evidence.plots_lossless import (
+    audited_samplers,
     bias_against_n,
     exact_law_errors,
     kill_matrix,
@@ -127,6 +129,7 @@ GALLERY: dict[str, Drawing] = {
     "01_bias": Drawing((LAW_CURVE,), bias_against_n, words.bias_caption, words.bias_alt),
     "01_kill_matrix": Drawing((KILL,), kill_matrix, words.kill_caption, words.kill_alt),
     "01_sizes": Drawing((SIZE,), sizes_under_the_null, words.size_caption, words.size_alt),
+    "01_audit": Drawing((AUDIT,), audited_samplers, words.audit_caption, words.audit_alt),
     "02_cost_curve": Drawing((COST_CURVE, CEILING), curve_t_of_n, _curve_caption, _curve_alt),
     "02_acceptance_profile": Drawing((SWEEP,), acceptance_profile, _acceptance_caption, _acceptance_alt),
     "02_speedup_by_k": Drawing((SWEEP,), speedup_by_k, _speedup_caption, _speedup_alt),

@@ -106,7 +106,7 @@ def sizes(rows: Rows, replicates: int = 500, seed: int = 0) -> Iterator[dict[str
     for replicate in range(replicates):
         single, double = (_split(null, each, random) for each in (1, 2))
         found = battery.two_sample(*single, bins, PERMUTATIONS, replicate)
-        found |= {battery.DISCREPANCY: battery.two_sample(*double, bins, PERMUTATIONS, replicate)[battery.DISCREPANCY]}
+        found[battery.DISCREPANCY] = battery.discrepancy(*double, PERMUTATIONS, replicate)
         for name in two:
             two[name] += found[name].p <= ALPHA
     for name, rejections in two.items():

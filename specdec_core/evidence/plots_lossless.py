@@ -115,7 +115,7 @@ def pit_by_offset(curves: Rows) -> Figure:
         axes.axhspan(low, high, color="0.5", alpha=0.2, linewidth=0)
         axes.axhline(1, color="0.4", linewidth=0.8, linestyle="--")
         axes.stairs(row["y"], np.linspace(0, 1, bins + 1), color=style.color, linewidth=1.2)
-        axes.set_title(f"{row['series'].split(' (')[0]}, n = {n}")
+        axes.set_title(f"{row['series'].split(' (')[0]}, n = {n:,}")
         axes.set_xlabel("PIT")
         axes.set_xticks([0, 0.5, 1])
     panels[0].set_ylabel("density")
@@ -210,6 +210,39 @@ def sizes_under_the_null(rows: Rows) -> Figure:
     axes.axvline(rows[0]["alpha"], color="0.25", linestyle="--", linewidth=0.9)
     axes.set_yticks(range(len(rows)), [f"{row['test']} ({row['replicates']})" for row in rows])
     axes.invert_yaxis()
-    axes.set_xlim(left=0)
+    axes.set_xscale("log")
+    axes.set_xlim(0.004, 1.3)
+    axes.set_xticks([0.01, 0.05, 0.2, 1], ["1%", "5%", "20%", "100%"])
+    axes.minorticks_off()
     axes.set_xlabel(f"rejections at α = {rows[0]['alpha']:g}")
+    return figure
+
+
+@in_house_style
+def audited_samplers(rows: Rows) -> Figure:
+    """Directed bias of every audited sampler with its 95% interval; hollow where the audit called it not lossless.
+
+    rows  AUDIT records
+    """
+    audits = {(row["pair"], row["setting"], row["decoder"]): row for row in rows if row["bias"] is not None}
+    groups = list(dict.fromkeys(key[:2] for key in audits))
+    names = list(dict.fromkeys(key[2] for key in audits))
+    styles = series_styles(names)
+    figure, (axes,) = new_figure(width=1.8, height=0.9 + 0.34 * len(groups))
+    axes.axvspan(-battery.DELTA, battery.DELTA, color="0.5", alpha=0.15, linewidth=0)
+    axes.axvline(0, color="0.4", linewidth=0.8)
+    for name in names:
+        shown = [(place, audits[*group, name]) for place, group in enumerate(groups) if (*group, name) in audits]
+        for number, (place, row) in enumerate(shown):
+            y = place + 0.17 * (names.index(name) - (len(names) - 1) / 2)
+            bars = [[row["bias"] - row["low"]], [row["high"] - row["bias"]]]
+            face = "none" if row["verdict"] == "not lossless" else styles[name].color
+            axes.errorbar(
+                [row["bias"]], [y], xerr=bars, color=styles[name].color, marker=styles[name].marker, capsize=1.5,
+                markerfacecolor=face, linestyle="none", label=None if number else name,
+            )  # fmt: skip
+    axes.set_yticks(range(len(groups)), [f"{pair.split(',')[0]}: {setting}" for pair, setting in groups])
+    axes.invert_yaxis()
+    axes.set_xlabel("directed bias")
+    figure.legend(loc="outside lower center", ncols=2)
     return figure

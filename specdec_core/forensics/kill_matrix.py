@@ -227,7 +227,7 @@ def _one_step_sampled(budget: int) -> dict[tuple[int, int, bool], float]:
             if fresh:
                 drawing, deciding = streams(pair, trial, rows.DRAFT), streams(pair, trial, rows.VERIFY)
             draft = Draft(np.array([drawing.choose(q)]), chain(2), q[None])
-            outcome = loop.walk(draft, lambda node, p=p: p, deciding)
+            outcome = loop.walk(draft, [p, p].__getitem__, deciding)
             tokens.append(int(draft.tokens[0]) if len(outcome.path) > 1 else outcome.token)
         for n in _looks(budget):
             counted = np.bincount(tokens[:n], minlength=len(p))

@@ -102,17 +102,20 @@ def two_sample(
     sample: Sample, reference: Sample, bins: Bins, resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[str, TestResult]:
     """NOMINAL and the tests of TWO_SAMPLE; MMD only where some prompt has two sequences of a method or more."""
-    sequences = pad([*sample.sequences, *reference.sequences])
-    labels = np.arange(len(sequences)) < len(sample.sequences)
-    strata = np.array([*sample.strata, *reference.strata])
+    sequences, labels, strata = _together(sample, reference)
     table = counts(sequences, bins)
     found: dict[str, TestResult] = {
         NOMINAL: chi_square(table[labels].sum(axis=0), table[~labels].sum(axis=0)),
         PERMUTED: permutation_chi_square(table, labels, strata, resamples, seed),
     }
     if np.unique(strata, return_counts=True)[1].max() > 2:
-        found[DISCREPANCY] = mmd(sequences, labels, strata, resamples, seed)
+        found[DISCREPANCY] = discrepancy(sample, reference, resamples, seed)
     return {name: replace(result, name=name) for name, result in found.items()}
+
+
+def discrepancy(sample: Sample, reference: Sample, resamples: int = RESAMPLES, seed: int = 0) -> TestResult:
+    """MMD alone; errors as `mmd`."""
+    return replace(mmd(*_together(sample, reference), resamples, seed), name=DISCREPANCY)
 
 
 def adjusted(results: Mapping[str, TestResult]) -> dict[str, float]:
@@ -133,6 +136,13 @@ def merged_bins(bins: Bins, pilot: Sample, tokens: int) -> Bins:
 
 def dof(result: TestResult) -> int | None:
     return result.dof if isinstance(result, ChiSquare) else None
+
+
+def _together(sample: Sample, reference: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sequences `[S, L]` of both, which are the sample's `[S]`, and their strata `[S]`."""
+    sequences = pad([*sample.sequences, *reference.sequences])
+    labels = np.arange(len(sequences)) < len(sample.sequences)
+    return sequences, labels, np.array([*sample.strata, *reference.strata])
 
 
 def _describe(bias: Directed) -> str:

@@ -85,7 +85,7 @@ class HuggingFaceTarget:
                 + ", ".join(ATTENTION)
             )
         folder = _folder(name)
-        model: Any = _load(folder, placement.torch_dtype, attention)
+        model: Any = load_causal_lm(folder, placement.torch_dtype, attention)
         return cls(model.to(placement.torch_device), str(name), context)
 
     @property
@@ -225,7 +225,8 @@ def _folder(name: str | Path) -> Path:
     return folder
 
 
-def _load(folder: Path, dtype: torch.dtype, attention: str) -> PreTrainedModel:
+def load_causal_lm(folder: Path, dtype: torch.dtype, attention: str) -> PreTrainedModel:
+    """transformers' model of a folder, `attention` being one of its implementations; errors are this package's."""
     from transformers import AutoModelForCausalLM
 
     kind = read_json(folder / "config.json").get("model_type")

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 
-from specdec_core.bench import lossless
-from specdec_core.bench.lossless import PLANS, LosslessPlan, agree_greedily, kill_mutants, prove_exactly, sample_law
+from specdec_core.bench import audit, lossless
+from specdec_core.bench.lossless import (
+    PLANS,
+    LosslessPlan,
+    agree_greedily,
+    audit_samplers,
+    audit_table,
+    kill_mutants,
+    prove_exactly,
+    sample_law,
+)
 from specdec_core.bench.token_records import MAIN, SD, SETTINGS
+from specdec_core.evidence.audit_records import AUDIT
 from specdec_core.evidence.evaluate import judge
 from specdec_core.evidence.layout import PROFILES
 from specdec_core.evidence.lossless_records import EXACT_LAW, GREEDY, KILL, LAW_CURVE, LAW_TEST, SIZE
 from specdec_core.evidence.provenance import device_slug
-from specdec_core.evidence.records import keep_records, read_records
+from specdec_core.evidence.records import RecordWriter, keep_records, read_records
 from specdec_core.evidence.schemas import RecordError
 from specdec_core.evidence.verdicts import Outcome
 from specdec_core.forensics.exact_grid import grid
@@ -82,12 +93,12 @@ def test_a_quick_run_draws_the_main_setting_and_reads_the_rest(drawn, tiny_opene
 def test_tokens_that_are_absent_or_of_other_code_are_refused(drawn, tiny_opened, tmp_path):
     layout, _ = drawn
     elsewhere = copy_checkout(tmp_path / "empty")
-    with pytest.raises(RecordError, match=r"no token records 01_tokens_t1.jsonl: run notebook 01 with the full"):
+    with pytest.raises(RecordError, match=r"no records 01_tokens_t1.jsonl: run notebook 01 with the full"):
         sample_law(PLAN, tiny_opened, "quick", elsewhere)
     shutil.copytree(layout.kept_records / device_slug(), elsewhere.kept_records / device_slug())
     source = elsewhere.package / "rejection.py"
     source.write_text(source.read_text() + "\nX = 1\n")
-    with pytest.raises(RecordError, match=r"01_tokens_t1.jsonl was drawn by other code than this"):
+    with pytest.raises(RecordError, match=r"01_tokens_t1.jsonl was made by other code than this"):
         sample_law(PLAN, tiny_opened, "quick", elsewhere)
 
 
@@ -102,3 +113,42 @@ def test_greedy_ids_are_compared_on_both_engines(tiny_opened, short_prompts, lay
         ("numba float32", "first layers"), ("torch float32", "look-up"),
     ]  # fmt: skip
     assert len(rows) == 4 * 4 + 1 and judge("L4", rows).verdict is Outcome.SUPPORTED
+
+
+def audit_row(test, adjusted, decoder="ours", verdict="lossless", **changes):
+    return {
+        "decoder": decoder, "pair": "p", "setting": "T=1", "test": test, "statistic": 1.0, "p": 0.5, "bias": 0.01,
+        "adjusted": adjusted, "low": 0.0, "high": 0.02, "tv_lower": 0.001, "tokens": 50, "rounds": None, "note": "",
+        "verdict": verdict,
+    } | changes  # fmt: skip
+
+
+def test_audits_are_made_once_in_full_and_read_in_quick(tiny_opened, layout, monkeypatch):
+    full, made = LosslessPlan(False, 0, False, 0, 0, 0), []
+
+    def record(folder, pairs, provenance, layout):
+        made.append([pair.name for pair in pairs])
+        with RecordWriter(folder, "01_audit", AUDIT, provenance, code=audit.CODE, layout=layout) as file:
+            file.append(audit_row("e-process", 0.4))
+
+    monkeypatch.setattr(lossless, "record_audit", record)
+    monkeypatch.setattr(lossless, "real_pair", lambda opened: replace(audit.tiny_pair(), name="real"))
+    with pytest.raises(RecordError, match=r"no records 01_audit.jsonl"):
+        audit_samplers(PLAN, tiny_opened, "quick", layout)
+    rows = audit_samplers(full, tiny_opened, "full", layout)
+    assert rows == audit_samplers(full, tiny_opened, "full", layout) and made == [["tiny, 4 bits", "real"]]
+    keep_records("full", layout)
+    assert audit_samplers(PLAN, tiny_opened, "quick", layout) == rows
+    source = layout.package / "forensics" / "scoring.py"
+    source.write_text(source.read_text() + "\nX = 1\n")
+    audit_samplers(full, tiny_opened, "full", layout)
+    assert len(made) == 2
+
+
+def test_an_audit_is_a_line_with_its_nearest_test():
+    rows = [audit_row("PIT", 0.4), audit_row("e-process", 0.2), audit_row("χ², nominal", None)]
+    rows += [audit_row("PIT", 0.001, decoder="other", verdict="not lossless")]
+    table = audit_table(rows)
+    assert table.index.get_level_values("decoder").tolist() == ["ours", "other"]
+    assert table["nearest test"].tolist() == ["e-process", "PIT"] and table["its adjusted p"].tolist() == [0.2, 0.001]
+    assert table["verdict"].tolist() == ["lossless", "not lossless"]

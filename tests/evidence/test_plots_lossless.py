@@ -21,9 +21,15 @@ KILLS = [
     kill("m1", "law", "e-process", False) | {"crashed": True},
 ]
 
+AUDITS = [
+    {"pair": "tiny, 4 bits", "setting": setting, "decoder": name, "bias": bias, "low": bias - 0.01, "high": bias + 0.01,
+     "tokens": 900, "verdict": "not lossless" if bias else "lossless"}
+    for setting, name, bias in (("T=1", "ours", 0.0), ("T=1", "other", -0.07), ("T=0.7", "ours", 0.0))
+]  # fmt: skip
+
 DATA = {
     "01_exact_law": (EXACT,), "01_null": (TESTS, CURVES), "01_pit_by_offset": (CURVES,), "01_bias": (CURVES,),
-    "01_kill_matrix": (KILLS,), "01_sizes": (SIZES,),
+    "01_kill_matrix": (KILLS,), "01_sizes": (SIZES,), "01_audit": (AUDITS,),
 }  # fmt: skip
 
 
@@ -37,7 +43,7 @@ def test_it_is_drawn_with_caption_and_alternative_text(name, tmp_path):
 
 
 def test_every_figure_of_notebook_01_is_tested():
-    assert set(DATA) == {name for name in GALLERY if name.startswith("01_")} - {"01_audit"}
+    assert set(DATA) == {name for name in GALLERY if name.startswith("01_")}
 
 
 def test_errors_are_points_right_of_the_floor():
@@ -64,3 +70,11 @@ def test_one_panel_an_offset_and_bars_of_every_size():
     assert len(plots.pit_by_offset(CURVES).axes) == 3
     (axes,) = plots.sizes_under_the_null(SIZES).axes
     assert len(axes.get_yticklabels()) == len(SIZES)
+
+
+def test_audits_that_reject_are_hollow():
+    (axes,) = plots.audited_samplers(AUDITS).axes
+    points = {
+        round(line.get_xdata()[0], 3): line.get_markerfacecolor() for line in axes.lines if line.get_marker() in "os"
+    }
+    assert points[-0.07] == "none" and points[0.0] != "none"
