@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -88,7 +88,7 @@ class LosslessPlan:
 
 PLANS = {
     "quick": LosslessPlan(True, 2_000, False, greedy_prompts=12, greedy_tokens=24, torch_prompts=2),
-    "full": LosslessPlan(False, 20_000, True, greedy_prompts=144, greedy_tokens=48, torch_prompts=144),
+    "full": LosslessPlan(False, 20_000, True, greedy_prompts=144, greedy_tokens=48, torch_prompts=36),
 }
 
 
@@ -123,18 +123,18 @@ def sample_law(plan: LosslessPlan, opened: Opened, profile: str, layout: Layout 
     return LawRows(
         _record("01_law_tests", LAW_TEST, tests, LAW_CODE, profile, layout),
         _record("01_law_curves", LAW_CURVE, curves, LAW_CODE, profile, layout),
-        _record("01_sizes", SIZE, sizes(null), LAW_CODE, profile, layout),
+        _record("01_sizes", SIZE, sizes(null, not plan.live), LAW_CODE, profile, layout),
     )
 
 
-def _with_live(committed: Sequence[Mapping[str, Any]], opened: Opened) -> list[Mapping[str, Any]]:
+def _with_live(committed: Sequence[Row], opened: Opened) -> list[Row]:
     """The first repeat of the design, AR and SD drawn now, the other arms as committed."""
     source = TokenSource(opened)
     drawn = [row for method in (AR, SD) for row in source.draw(MAIN, method, 0, scored=method == SD)]
     return [*drawn, *(row for row in committed if row["method"] in (AR_AGAIN, LOOKUP) and row["repeat"] == 0)]
 
 
-def _tokens(setting: Setting, profile: str, committed: bool, layout: Layout) -> list[Mapping[str, Any]]:
+def _tokens(setting: Setting, profile: str, committed: bool, layout: Layout) -> list[Row]:
     folder = layout.kept_records if committed else layout.records(profile)
     return _committed(TOKENS, f"{token_records.file_name(setting)}.jsonl", folder, layout)
 

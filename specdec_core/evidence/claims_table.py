@@ -9,7 +9,7 @@ from typing import Any
 
 from specdec_core.cache import atomic_write
 from specdec_core.evidence.claims import claim
-from specdec_core.evidence.evaluate import evaluate_all
+from specdec_core.evidence.evaluate import EVALUATORS, evaluate_all
 from specdec_core.evidence.layout import Layout
 from specdec_core.evidence.provenance import device_kinds
 from specdec_core.evidence.verdicts import Verdict
@@ -21,11 +21,11 @@ _WIDTH = 120
 def checked_line(verdict: Verdict, kinds: frozenset[str] | None = None) -> str:
     """What a checked cell prints of a verdict, the same on every machine where it is as registered.
 
-    Exact and counted claims: the verdict itself. Timed and device-bound ones: whether the verdict is one of those
-    registered for a machine with these device kinds (default: this machine's).
+    Exact and counted claims, and those that nothing measures yet: the verdict itself. Timed and device-bound ones:
+    whether the verdict is one of those registered for a machine with these device kinds (default: this machine's).
     """
     registered = claim(verdict.id)
-    if registered.repeatable:
+    if registered.repeatable or verdict.id not in EVALUATORS:
         return f"{verdict.id}: {verdict.verdict}"
     allowed = registered.registered(device_kinds() if kinds is None else kinds)
     if verdict.verdict in allowed:

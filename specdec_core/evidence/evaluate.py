@@ -23,6 +23,14 @@ from specdec_core.evidence.provenance import device_kinds, device_slug
 from specdec_core.evidence.records import RecordFile, find_records, read_records
 from specdec_core.evidence.remembered import recall_verdicts, remember_verdicts
 from specdec_core.evidence.schemas import RecordError, Schema
+from specdec_core.evidence.serial_claims import (
+    parts_add_up,
+    serial_on_metal,
+    serial_or_batched,
+    swaps_move,
+    twins_agree,
+)
+from specdec_core.evidence.serial_records import OP_CURVE, SERIAL_CURVE, SWAP, TWIN
 from specdec_core.evidence.sweep_claims import (
     acceptance_falls,
     best_speedup,
@@ -54,6 +62,11 @@ EVALUATORS: dict[str, Evaluator] = {
     "B2": Evaluator((SWEEP,), acceptance_falls),
     "B3": Evaluator((SWEEP,), prediction_holds),
     "B4": Evaluator((SWEEP,), deceleration_explained),
+    "S1": Evaluator((SERIAL_CURVE,), serial_or_batched),
+    "S2": Evaluator((TWIN,), twins_agree),
+    "S3": Evaluator((SERIAL_CURVE, SWAP), swaps_move),
+    "S4": Evaluator((OP_CURVE,), parts_add_up),
+    "S5": Evaluator((SERIAL_CURVE,), serial_on_metal),
 }
 """Claims without an entry are NOT YET MEASURED."""
 

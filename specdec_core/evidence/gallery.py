@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specdec_core.evidence import words_lossless as words
+from specdec_core.evidence import words_serial as serial_words
 from specdec_core.evidence.audit_records import AUDIT
 from specdec_core.evidence.evaluate import choose_records, load_rows
 from specdec_core.evidence.figures import save_figure
@@ -22,6 +23,13 @@ from specdec_core.evidence.plots_lossless import (
     pit_by_offset,
     sizes_under_the_null,
 )
+from specdec_core.evidence.plots_serial import (
+    context_dependence,
+    extra_time_by_operation,
+    fan_of_curves,
+    predicted_dispatch,
+    serialization_indices,
+)
 from specdec_core.evidence.plots_sweep import (
     acceptance_profile,
     curve_t_of_n,
@@ -30,6 +38,7 @@ from specdec_core.evidence.plots_sweep import (
 )
 from specdec_core.evidence.provenance import device_slug
 from specdec_core.evidence.schemas import Schema
+from specdec_core.evidence.serial_records import DISPATCH, DISPATCH_SHARE, OP_CURVE, SERIAL_CURVE
 from specdec_core.evidence.sweep_claims import by_configuration
 from specdec_core.evidence.sweep_records import CEILING, COST_CURVE, SWEEP, Row, pair_up
 
@@ -134,6 +143,18 @@ GALLERY: dict[str, Drawing] = {
     "02_acceptance_profile": Drawing((SWEEP,), acceptance_profile, _acceptance_caption, _acceptance_alt),
     "02_speedup_by_k": Drawing((SWEEP,), speedup_by_k, _speedup_caption, _speedup_alt),
     "02_predicted_against_measured": Drawing(
+        (SWEEP,), predicted_against_measured, _prediction_caption, _prediction_alt
+    ),
+    "03_curves": Drawing((SERIAL_CURVE,), fan_of_curves, serial_words.fan_caption, serial_words.index_alt),
+    "03_serialization_index": Drawing(
+        (SERIAL_CURVE,), serialization_indices, serial_words.index_caption, serial_words.index_alt
+    ),
+    "03_context": Drawing((SERIAL_CURVE,), context_dependence, serial_words.context_caption, serial_words.context_alt),
+    "03_extra_time": Drawing((OP_CURVE,), extra_time_by_operation, serial_words.extra_caption, serial_words.extra_alt),
+    "03_dispatch": Drawing(
+        (DISPATCH, DISPATCH_SHARE), predicted_dispatch, serial_words.dispatch_caption, serial_words.dispatch_alt
+    ),
+    "03_predicted_against_measured": Drawing(
         (SWEEP,), predicted_against_measured, _prediction_caption, _prediction_alt
     ),
 }

@@ -83,7 +83,7 @@ def law_curves(rows: Rows) -> Iterator[dict[str, Any]]:
             yield _bias_curve(setting, name, arms[name])
 
 
-def sizes(rows: Rows, replicates: int = 500, seed: int = 0) -> Iterator[dict[str, Any]]:
+def sizes(rows: Rows, live: bool, replicates: int = 500, seed: int = 0) -> Iterator[dict[str, Any]]:
     """Records of SIZE from the autoregressive sequences of one setting, where there is nothing to find.
 
     One-sample tests: every sequence is a replicate of its own, with the round offsets of a speculative one. Two-sample
@@ -99,7 +99,7 @@ def sizes(rows: Rows, replicates: int = 500, seed: int = 0) -> Iterator[dict[str
         for name, result in battery.one_sample(sample).items():
             one[name] += result.p <= ALPHA
     for name, rejections in one.items():
-        yield _size(name, int(rejections), len(null), length)
+        yield _size(name, int(rejections), len(null), length, live)
     bins = pilot_bins(rows, length * len({row["prompt_id"] for row in null}))
     two = dict.fromkeys((battery.NOMINAL, *battery.TWO_SAMPLE), 0)
     random = np.random.default_rng(seed)
@@ -110,7 +110,7 @@ def sizes(rows: Rows, replicates: int = 500, seed: int = 0) -> Iterator[dict[str
         for name in two:
             two[name] += found[name].p <= ALPHA
     for name, rejections in two.items():
-        yield _size(name, int(rejections), replicates, length * len({row["prompt_id"] for row in null}))
+        yield _size(name, int(rejections), replicates, length * len({row["prompt_id"] for row in null}), live)
 
 
 def _split(rows: Rows, each: int, random: np.random.Generator) -> tuple[Sample, Sample]:
@@ -177,7 +177,7 @@ def _test(
     }
 
 
-def _size(name: str, rejections: int, replicates: int, tokens: int) -> dict[str, Any]:
+def _size(name: str, rejections: int, replicates: int, tokens: int, live: bool) -> dict[str, Any]:
     return {
         "test": name,
         "family": name != battery.NOMINAL,
@@ -185,4 +185,5 @@ def _size(name: str, rejections: int, replicates: int, tokens: int) -> dict[str,
         "replicates": replicates,
         "tokens": tokens,
         "alpha": ALPHA,
+        "live": live,
     }

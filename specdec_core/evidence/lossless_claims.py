@@ -56,7 +56,7 @@ def tokens_agree(claim: Claim, rows: Rows) -> Finding:
     note = f"{len(settings)} settings, {tokens}–{max(row['tokens'] for row in family)} tokens a method; {worst['test']}"
     if nominal is not None:
         note += f"; {nominal['setting']}: χ²={nominal['statistic']:.1f}/{nominal['dof']}"
-    note += f"; equivalence within {battery.DELTA:g} shown in {len(shown)} of {len(settings)}"
+    note += f"; {_origin(rows)}; equivalence within {battery.DELTA:g} shown in {len(shown)} of {len(settings)}"
     if tokens < claim.minimum_n:
         return Finding(Outcome.INCONCLUSIVE, worst["adjusted"], None, f"{note}; {claim.minimum_n} tokens are wanted")
     if worst["adjusted"] <= level:
@@ -131,7 +131,8 @@ def sizes_hold(claim: Claim, rows: Rows) -> Finding:
     level = simultaneous(0.95, len(family), "bonferroni")
     rates = [(binomial_interval(row["rejections"], row["replicates"], level=level), row) for row in family]
     worst, row = max(rates, key=lambda pair: pair[0].estimate)
-    note = f"{len(family)} tests, {min(row['replicates'] for row in family)} replicates or more; {row['test']}"
+    fewest = min(one["replicates"] for one in family)
+    note = f"{len(family)} tests, {fewest} replicates or more; {row['test']}; {_origin(rows)}"
     for other in rows:
         if not other["family"]:
             note += f"; {other['test']} rejects {other['rejections'] / other['replicates']:.1%}"
@@ -139,3 +140,10 @@ def sizes_hold(claim: Claim, rows: Rows) -> Finding:
         return Finding(Outcome.REFUTED, worst.estimate, worst, note)
     enough = all(one["replicates"] >= claim.minimum_n for _, one in rates)
     return Finding(Outcome.SUPPORTED if enough else Outcome.INCONCLUSIVE, worst.estimate, worst, note)
+
+
+def _origin(rows: Rows) -> str:
+    """Which settings were drawn in this run, and which are replayed."""
+    kinds = {row.get("setting", "tokens"): row["live"] for row in rows}
+    replayed = [name for name, live in kinds.items() if not live]
+    return f"replayed from committed tokens: {', '.join(replayed)}" if replayed else "all drawn in this run"

@@ -78,6 +78,7 @@ SIZE = Schema(
         "replicates": int,
         "tokens": int,  # a replicate
         "alpha": float,
+        "live": bool,  # drawn in this run, not read from committed token records
     },
 )
 """One line a test: how often it rejects where there is nothing to find."""

@@ -18,7 +18,7 @@ from specdec_core.evidence.claims_table import (
     update_readme,
     verdict_line,
 )
-from specdec_core.evidence.evaluate import evaluate_all, judge
+from specdec_core.evidence.evaluate import EVALUATORS, evaluate_all, judge
 from specdec_core.evidence.verdicts import Outcome
 
 KEYS = {"id", "statement", "verdict", "value", "interval", "threshold", "evidence", "device"}
@@ -42,6 +42,12 @@ def test_a_checked_line_says_no_more_than_every_run_says(b1, b2):
     for outcome in (Outcome.STALE, Outcome.NOT_TESTABLE, Outcome.NOT_YET_MEASURED):
         line = checked_line(dataclasses.replace(b1, verdict=outcome))
         assert line.startswith(f"B1: {outcome} is outside the set registered for this device")
+
+
+def test_a_checked_line_of_a_claim_that_nothing_measures_yet_says_so(layout, monkeypatch):
+    monkeypatch.delitem(EVALUATORS, "S1")
+    verdict = next(verdict for verdict in evaluate_all(layout) if verdict.id == "S1")
+    assert checked_line(verdict) == "S1: NOT YET MEASURED"
 
 
 def test_a_checked_line_depends_on_the_device(layout):

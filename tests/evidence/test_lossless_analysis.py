@@ -98,7 +98,7 @@ def test_curves():
 
 
 def test_sizes_of_right_tests_are_small_and_of_clustered_tokens_the_nominal_one_is_not():
-    found = {one["test"]: one for one in sizes(records(repeats=8), replicates=60)}
+    found = {one["test"]: one for one in sizes(records(repeats=8), False, replicates=60)}
     assert all(SIZE.validated(one) for one in found.values())
     assert set(found) == {*battery.ONE_SAMPLE, *battery.TWO_SAMPLE, battery.NOMINAL}
     assert {name for name, one in found.items() if not one["family"]} == {battery.NOMINAL}
@@ -107,7 +107,7 @@ def test_sizes_of_right_tests_are_small_and_of_clustered_tokens_the_nominal_one_
     clustered = records(repeats=8)
     for one in clustered:
         one["tokens"] = [one["tokens"][0]] * (LENGTH // 2) + [one["tokens"][1]] * (LENGTH // 2)
-    found = {one["test"]: one for one in sizes(clustered, replicates=60)}
+    found = {one["test"]: one for one in sizes(clustered, False, replicates=60)}
     assert found[battery.NOMINAL]["rejections"] > 50 and found[battery.PERMUTED]["rejections"] <= 10
 
 
@@ -115,5 +115,5 @@ def test_a_test_that_is_wrong_under_the_null_has_a_large_size():
     wrong = records(repeats=8)
     for one in wrong:
         one["mass"] = [0.3] * LENGTH
-    found = {one["test"]: one for one in sizes(wrong, replicates=1)}
+    found = {one["test"]: one for one in sizes(wrong, True, replicates=1)}
     assert found[battery.DIRECTED]["rejections"] > 80

@@ -131,7 +131,8 @@ def test_survivors_and_false_alarms_refute(row, said):
 
 def size(rejections, test="e-process", replicates=500, family=True):
     return {
-        "test": test, "family": family, "rejections": rejections, "replicates": replicates, "tokens": 200, "alpha": 0.05
+        "test": test, "family": family, "rejections": rejections, "replicates": replicates, "tokens": 200,
+        "alpha": 0.05, "live": True,
     }  # fmt: skip
 
 
@@ -142,6 +143,12 @@ def test_sizes():
     assert judge("L6", [size(25), size(60, "other")]).verdict is Outcome.REFUTED
     assert judge("L6", [size(25, replicates=499)]).verdict is Outcome.INCONCLUSIVE
     assert judge("L6", [nominal]).verdict is Outcome.INCONCLUSIVE
+
+
+def test_what_is_replayed_is_said():
+    assert "all drawn in this run" in judge("L3", family()).note
+    assert "replayed from committed tokens: t07" in judge("L3", family() + family(setting="t07", live=False)).note
+    assert "replayed from committed tokens" in judge("L6", [size(25) | {"live": False}]).note
 
 
 def test_sizes_are_judged_together():

@@ -12,7 +12,7 @@ from tests.evidence.test_lossless_analysis import records
 from tests.evidence.test_lossless_claims import QUIET, ZOO, exact, kill
 
 ROWS = records()
-TESTS, CURVES, SIZES = list(law_tests(ROWS, True)), list(law_curves(ROWS)), list(sizes(records(repeats=8), 5))
+TESTS, CURVES, SIZES = list(law_tests(ROWS, True)), list(law_curves(ROWS)), list(sizes(records(repeats=8), True, 5))
 EXACT = [exact(value, case=str(value)) for value in (0.0, 1e-17, 3e-16)] + [exact(1e-15, "transformer, torch")]
 KILLS = [
     *ZOO,
