@@ -87,7 +87,7 @@ class LosslessPlan:
 
 
 PLANS = {
-    "quick": LosslessPlan(True, 2_000, False, greedy_prompts=12, greedy_tokens=24, torch_prompts=2),
+    "quick": LosslessPlan(True, 1_000, False, greedy_prompts=8, greedy_tokens=20, torch_prompts=1),
     "full": LosslessPlan(False, 20_000, True, greedy_prompts=144, greedy_tokens=48, torch_prompts=36),
 }
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from specdec_core.evidence.verdicts import Claim
 
 NOTEBOOK_MINUTES = {
-    "01_lossless": 2.0,
+    "01_lossless": 2.5,
     "02_backend_sweep": 2.0,
-    "03_serialized_verification": 2.0,
+    "03_serialized_verification": 1.2,
     "04_ragged_batches": 2.0,
     "05_diffusion_length": 2.0,
     "06_linear_attention": 2.0,

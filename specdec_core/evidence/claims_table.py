@@ -41,7 +41,8 @@ def verdict_line(verdict: Verdict) -> str:
     measured = f" {measured_text(verdict)}" if verdict.value is not None else ""
     where = f" on {verdict.device}" if verdict.device else ""
     replayed = ", replayed from committed records" if verdict.replayed else ""
-    return f"{verdict.id} {verdict.verdict}:{measured}{where}{replayed}. {verdict.note}".rstrip(". ") + "."
+    head = f"{verdict.id} {verdict.verdict}:{measured}{where}{replayed}"
+    return f"{head}{'' if head.endswith(':') else '.'} {verdict.note}".rstrip(". ") + "."
 
 
 def measured_text(verdict: Verdict) -> str:

@@ -152,7 +152,9 @@ def _without_records(registered: Claim, layout: Layout) -> Finding:
     if registered.needs is not None and registered.needs not in kinds:
         note = f"needs a device of kind {registered.needs!r}, this machine has {', '.join(sorted(kinds))}"
         return Finding(Outcome.NOT_TESTABLE, note=note)
-    if (layout.notebooks / f"{registered.notebook}.ipynb").is_file():
+    if registered.id not in EVALUATORS and (layout.notebooks / f"{registered.notebook}.ipynb").is_file():
+        note = "nothing measures it yet"
+    elif (layout.notebooks / f"{registered.notebook}.ipynb").is_file():
         note = f"no records: run python -m specdec_core reproduce --only {registered.notebook[:2]}"
     else:
         note = f"notebook {registered.notebook} does not exist yet"

@@ -33,16 +33,16 @@ def exact_law_errors(rows: Rows) -> Figure:
     errors = [max(_FLOOR, row["total_variation"]) for row in rows]
     kinds = ["table" if row["level"] == "table" else "tiny transformer" for row in rows]
     palette = dict(zip(("table", "tiny transformer"), sns.color_palette("colorblind", 2), strict=True))
+    axes.set_xscale("log")
+    axes.set_xlim(_FLOOR / 2, 1e-8)
     sns.stripplot(
-        x=errors, y=labels, hue=kinds, palette=palette, jitter=0.25, size=3.5, alpha=0.8, ax=axes, legend=False,
-        native_scale=False, log_scale=(True, False),
-    )  # fmt: skip
+        x=errors, y=labels, hue=kinds, palette=palette, jitter=0.25, size=3.5, alpha=0.8, ax=axes, legend=False
+    )
     for value, text in ((1e-12, "L1: 1e-12"), (1e-10, "L2: 1e-10")):
         axes.axvline(value, color="0.25", linestyle="--", linewidth=0.9)
         axes.text(value * 1.25, -0.62, text, ha="left", va="bottom", fontsize=7)
     counts = {label: labels.count(label) for label in dict.fromkeys(labels)}
     axes.set_yticks(range(len(counts)), [f"{label} ({count})" for label, count in counts.items()])
-    axes.set_xlim(_FLOOR / 2, 1e-8)
     axes.set_xlabel("total variation between enumerated and defined law")
     axes.set_ylabel("")
     return figure

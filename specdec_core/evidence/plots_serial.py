@@ -47,7 +47,7 @@ def fan_of_curves(rows: Rows) -> Figure:
     relative.annotate(
         "serial, slope 1", (widest, widest), (-4, -2), textcoords="offset points", ha="right", fontsize=6.5
     )
-    relative.annotate("batched, slope 0", (widest, 1), (-2, 3), textcoords="offset points", ha="right", fontsize=6.5)
+    relative.annotate("batched, slope 0", (widest, 1), (-2, -9), textcoords="offset points", ha="right", fontsize=6.5)
     ticks = [n for n in (1, 2, 4, 8, 16, 32) if n <= widest]
     for axes in (relative, absolute):
         axes.set_xscale("log", base=2)
@@ -55,6 +55,7 @@ def fan_of_curves(rows: Rows) -> Figure:
         axes.set_xticks(ticks, [str(n) for n in ticks])
         axes.set_xlabel("tokens verified in one pass, n")
     relative.set_yticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
+    relative.set_ylim(bottom=0.75)
     relative.minorticks_off()
     relative.set_ylabel("v(n) = t(n)/t(1)")
     absolute.set_ylabel("t(n), ms")

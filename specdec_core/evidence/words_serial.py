@@ -54,7 +54,7 @@ def extra_alt(rows: Rows) -> str:
 
 def dispatch_caption(dispatch: Rows, shares: Rows) -> str:
     return (
-        "Which matrices ggml serves one column at a time (red), and which with a kernel for many columns (blue), by "
+        "Which matrices ggml serves one column at a time (orange), and which with a kernel for many columns (blue), by "
         f"its rules, for the shipped file; grey: one token. {dispatch[0]['basis'].capitalize()}: nothing was run. "
         "Right: the share of all weight bytes that is served serially."
     )
