@@ -35,9 +35,11 @@ def exact_law_errors(rows: Rows) -> Figure:
     palette = dict(zip(("table", "tiny transformer"), sns.color_palette("colorblind", 2), strict=True))
     axes.set_xscale("log")
     axes.set_xlim(_FLOOR / 2, 1e-8)
-    sns.stripplot(
-        x=errors, y=labels, hue=kinds, palette=palette, jitter=0.25, size=3.5, alpha=0.8, ax=axes, legend=False
-    )
+    places = {label: place for place, label in enumerate(dict.fromkeys(labels))}
+    # Jitter of our own: that of seaborn is another at every drawing.
+    heights = [places[label] for label in labels] + np.random.default_rng(0).uniform(-0.25, 0.25, len(labels))
+    sns.scatterplot(x=errors, y=heights, hue=kinds, palette=palette, s=16, alpha=0.8, ax=axes, legend=False)
+    axes.set_ylim(len(places) - 0.4, -0.6)
     for value, text in ((1e-12, "L1: 1e-12"), (1e-10, "L2: 1e-10")):
         axes.axvline(value, color="0.25", linestyle="--", linewidth=0.9)
         axes.text(value * 1.25, -0.62, text, ha="left", va="bottom", fontsize=7)

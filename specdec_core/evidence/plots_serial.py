@@ -186,7 +186,8 @@ def context_dependence(rows: Rows) -> Figure:
 
     rows  SERIAL_CURVE records
     """
-    names = [name for name in backends_of(rows) if len({r["context"] for r in rows if r["backend"] == name}) > 1]
+    several = [name for name in backends_of(rows) if len({r["context"] for r in rows if r["backend"] == name}) > 1]
+    names = several or backends_of(rows)  # a quick run has one context: points then
     figure, panels = new_figure(panels=2, height=2.6)
     styles = series_styles(names)
     for axes, n in zip(panels, (1, N), strict=True):
@@ -199,8 +200,14 @@ def context_dependence(rows: Rows) -> Figure:
                           linestyle=styles[name].linestyle, label=name)  # fmt: skip
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
+        shown = sorted({row["context"] for row in rows if row["backend"] in names})
+        axes.set_xticks(shown, [str(context) for context in shown])
+        axes.minorticks_off()
         axes.set_title(f"n = {n}")
         axes.set_xlabel("cached tokens")
+        low, high = axes.get_ylim()
+        ticks = [value for value in (5, 10, 20, 50, 100, 200, 500) if low <= value <= high]
+        axes.set_yticks(ticks, [str(value) for value in ticks])
     panels[0].set_ylabel("t(n), ms")
     if names:
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)

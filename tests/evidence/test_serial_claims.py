@@ -194,6 +194,15 @@ def test_curves_start_at_one_and_labels_are_told_once():
     assert sorted(labels) == ["against the serial twin", "context 512", "context 64"]
 
 
+def test_a_single_context_is_drawn_as_points():
+    one = [row for row in RIGHT if row["context"] == 64]
+    panels = GALLERY["03_context"].draw(one).axes
+    drawn = [line for line in panels[0].lines if line.get_marker() not in ("None", "", None)]
+    assert len([line for line in drawn if len(line.get_xdata()) == 1 and line.get_xdata()[0] == 64]) >= 2
+    lines = GALLERY["03_context"].draw(RIGHT).axes[0].lines
+    assert any(list(line.get_xdata()) == [64, 512] for line in lines)
+
+
 def test_bars_end_where_the_model_does():
     (axes,) = GALLERY["03_extra_time"].draw(OPERATIONS).axes
     ends = sorted(patch.get_x() + patch.get_width() for patch in axes.patches)[-2:]
