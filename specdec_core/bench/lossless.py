@@ -190,10 +190,9 @@ def audit_samplers(plan: LosslessPlan, opened: Opened, profile: str, layout: Lay
     """
     layout = layout or Layout()
     if not plan.live:
-        pairs = [tiny_pair(), real_pair(opened)]
         path = layout.records(profile) / f"{AUDIT_NAME}.jsonl"
         if not (path.is_file() and not RecordFile(path, read_records(path, AUDIT)[0], kept=False).is_stale(layout)):
-            record_audit(layout.records(profile), pairs, fingerprint(profile), layout)
+            record_audit(layout.records(profile), [tiny_pair(), real_pair(opened)], fingerprint(profile), layout)
         return list(load_rows(path))
     return list(_committed(AUDIT, f"{AUDIT_NAME}.jsonl", layout.kept_records, layout))
 
