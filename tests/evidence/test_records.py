@@ -37,6 +37,7 @@ CHILD = """
 def child(layout: Layout, body: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(CHILD) + textwrap.dedent(body), str(layout.root)],
+        stdin=subprocess.PIPE,  # one that waits for a line goes on waiting where the tests have no standard input
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=package_root(),
     )  # fmt: skip
 
