@@ -1,13 +1,41 @@
-"""Which sources a measurement depends on: records carry their hash, and a replayed verdict fails if it changed."""
+"""Which sources a measurement depends on: records carry their hash, and a replayed verdict fails if it changed.
+
+File by file, not folder by folder: a drafter or a kernel that is added changes nothing that was measured without it.
+"""
 
 from __future__ import annotations
 
+KERNELS = tuple(
+    f"specdec_core/kernels/{name}.py"
+    for name in (
+        "attention/numba",
+        "compiled",
+        "cpu",
+        "llama_step/__init__",
+        "llama_step/numba",
+        "llama_step/numba_step",
+        "llama_step/torch",
+        "plan",
+        "rotary",
+        "simd",
+        "skinny_linear/__init__",
+        "skinny_linear/numba",
+        "skinny_linear/panel",
+        "skinny_linear/torch",
+        "threads",
+    )
+)
+
 PASS = (
     "specdec_core/topology.py",
-    "specdec_core/kernels",
-    "specdec_core/state",
+    *KERNELS,
+    "specdec_core/state/ragged_kv.py",
     "specdec_core/targets/transformer.py",
-    "specdec_core/measure",
+    "specdec_core/measure/ceilings.py",
+    "specdec_core/measure/clock.py",
+    "specdec_core/measure/cost_model.py",
+    "specdec_core/measure/curves.py",
+    "specdec_core/measure/sweep.py",
     "specdec_core/bench/machine.py",
 )
 """One target pass, and how it is timed."""
@@ -20,7 +48,9 @@ DECODING = (
     "specdec_core/rejection.py",
     "specdec_core/rows.py",
     "specdec_core/decode.py",
-    "specdec_core/drafters",
-    "specdec_core/lengths",
+    "specdec_core/drafters/layer_skip.py",
+    "specdec_core/drafters/model.py",
+    "specdec_core/drafters/ngram.py",
+    "specdec_core/lengths/fixed.py",
 )
 """A whole decoder, and how it is timed."""
