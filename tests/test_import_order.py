@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("lengths",),
     ("pairs",),
     ("decode",),
+    ("published",),
     ("measure",),
     ("forensics",),
     ("talk",),
