@@ -40,17 +40,19 @@ PASS = (
 )
 """One target pass, and how it is timed."""
 
-DECODING = (
-    *PASS,
+LOOP = (
+    "specdec_core/topology.py",
     "specdec_core/randomness.py",
     "specdec_core/sampling.py",
     "specdec_core/protocol.py",
     "specdec_core/rejection.py",
     "specdec_core/rows.py",
     "specdec_core/decode.py",
-    "specdec_core/drafters/layer_skip.py",
     "specdec_core/drafters/model.py",
     "specdec_core/drafters/ngram.py",
     "specdec_core/lengths/fixed.py",
 )
-"""A whole decoder, and how it is timed."""
+"""The decode loop with drafters that any target may have."""
+
+DECODING = tuple(dict.fromkeys((*PASS, *LOOP, "specdec_core/drafters/layer_skip.py")))
+"""A whole decoder of this package, and how it is timed."""

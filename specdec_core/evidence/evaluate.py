@@ -20,6 +20,14 @@ from specdec_core.evidence.lossless_claims import (
 )
 from specdec_core.evidence.lossless_records import EXACT_LAW, GREEDY, KILL, LAW_TEST, SIZE
 from specdec_core.evidence.provenance import device_kinds, device_slug
+from specdec_core.evidence.ragged_claims import batch_pays, realign_share
+from specdec_core.evidence.ragged_exactness import (
+    batches_equal_rows,
+    broken_ways_corrupt,
+    faults_are_caught,
+    sampled_rows_are_isolated,
+)
+from specdec_core.evidence.ragged_records import BATCH_RUN, FAULT_CELL, RAGGED_OUTPUT, REALIGN, SEEDED_ROW
 from specdec_core.evidence.records import RecordFile, find_records, read_records
 from specdec_core.evidence.remembered import recall_verdicts, remember_verdicts
 from specdec_core.evidence.schemas import RecordError, Schema
@@ -67,6 +75,12 @@ EVALUATORS: dict[str, Evaluator] = {
     "S3": Evaluator((SERIAL_CURVE, SWAP), swaps_move),
     "S4": Evaluator((OP_CURVE,), parts_add_up),
     "S5": Evaluator((SERIAL_CURVE,), serial_on_metal),
+    "R1": Evaluator((RAGGED_OUTPUT,), broken_ways_corrupt),
+    "R2": Evaluator((FAULT_CELL,), faults_are_caught),
+    "R3": Evaluator((RAGGED_OUTPUT,), batches_equal_rows),
+    "R4": Evaluator((REALIGN,), realign_share),
+    "R5": Evaluator((BATCH_RUN,), batch_pays),
+    "R6": Evaluator((EXACT_LAW, SEEDED_ROW), sampled_rows_are_isolated),
 }
 """Claims without an entry are NOT YET MEASURED."""
 

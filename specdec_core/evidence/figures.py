@@ -83,12 +83,14 @@ def in_house_style(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
     return styled
 
 
-def new_figure(width: float = 2.0, height: float = 2.4, panels: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
-    """A figure `width` columns wide and `height` inches high, with panels side by side. Not registered with pyplot."""
+def new_figure(
+    width: float = 2.0, height: float = 2.4, panels: int = 1, lines: int = 1, **options: Any
+) -> tuple[Figure, list[Axes]]:
+    """A figure `width` columns wide, `height` inches high: so many lines of panels. Not registered with pyplot."""
     from matplotlib.figure import Figure as NewFigure
 
     figure = NewFigure(figsize=(width * COLUMN, height))
-    axes = figure.subplots(1, panels, squeeze=False, **options)[0]
+    axes = figure.subplots(lines, panels, squeeze=False, **options).ravel()
     for one in axes:
         one.spines[["top", "right"]].set_visible(False)
     return figure, list(axes)

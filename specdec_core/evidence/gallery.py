@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specdec_core.evidence import words_lossless as words
+from specdec_core.evidence import words_ragged as ragged_words
+from specdec_core.evidence import words_ragged_speed as speed_words
 from specdec_core.evidence import words_serial as serial_words
 from specdec_core.evidence.audit_records import AUDIT
 from specdec_core.evidence.evaluate import choose_records, load_rows
@@ -23,6 +25,13 @@ from specdec_core.evidence.plots_lossless import (
     pit_by_offset,
     sizes_under_the_null,
 )
+from specdec_core.evidence.plots_ragged import corruption_by_token, fault_matrix, matches_by_way, ragged_round
+from specdec_core.evidence.plots_ragged_speed import (
+    heterogeneity,
+    latency_by_batch,
+    realign_share,
+    throughput_by_batch,
+)
 from specdec_core.evidence.plots_serial import (
     context_dependence,
     extra_time_by_operation,
@@ -37,6 +46,7 @@ from specdec_core.evidence.plots_sweep import (
     speedup_by_k,
 )
 from specdec_core.evidence.provenance import device_slug
+from specdec_core.evidence.ragged_records import BATCH_RUN, FAULT_CELL, RAGGED_OUTPUT, RAGGED_ROUND, REALIGN
 from specdec_core.evidence.schemas import Schema
 from specdec_core.evidence.serial_records import DISPATCH, DISPATCH_SHARE, OP_CURVE, SERIAL_CURVE
 from specdec_core.evidence.sweep_claims import by_configuration
@@ -156,6 +166,20 @@ GALLERY: dict[str, Drawing] = {
     ),
     "03_predicted_against_measured": Drawing(
         (SWEEP,), predicted_against_measured, _prediction_caption, _prediction_alt
+    ),
+    "04_round": Drawing((RAGGED_ROUND,), ragged_round, ragged_words.round_caption, ragged_words.round_alt),
+    "04_corruption": Drawing(
+        (RAGGED_OUTPUT,), corruption_by_token, ragged_words.corruption_caption, ragged_words.corruption_alt
+    ),
+    "04_matches": Drawing((RAGGED_OUTPUT,), matches_by_way, ragged_words.matches_caption, ragged_words.matches_alt),
+    "04_faults": Drawing((FAULT_CELL,), fault_matrix, ragged_words.matrix_caption, ragged_words.matrix_alt),
+    "04_realigning": Drawing((REALIGN,), realign_share, speed_words.realign_caption, speed_words.realign_alt),
+    "04_throughput": Drawing(
+        (BATCH_RUN,), throughput_by_batch, speed_words.throughput_caption, speed_words.throughput_alt
+    ),
+    "04_latency": Drawing((BATCH_RUN,), latency_by_batch, speed_words.latency_caption, speed_words.latency_alt),
+    "04_slowest_row": Drawing(
+        (BATCH_RUN,), heterogeneity, speed_words.heterogeneity_caption, speed_words.heterogeneity_alt
     ),
 }
 """Figure name → how it is made."""
