@@ -1,0 +1,1 @@
+"""Training drafters: the target's own text and its features."""
