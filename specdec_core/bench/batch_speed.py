@@ -102,7 +102,7 @@ class BatchPlan:
 PLANS = {
     "quick": BatchPlan((1, 4, 16), (4,), (), (), (4,), repeats=3, max_new_tokens=12, least_rows=4, most_queued=8,
                        prompts=6, samples=3),
-    "full": BatchPlan((1, 2, 4, 8, 16, 32), (1, 2, 4, 7), (1, 4, 16), (4,), (4, 8), repeats=12, max_new_tokens=24,
+    "full": BatchPlan((1, 2, 4, 8, 16, 32), (1, 2, 4, 7), (1, 4, 16), (4,), (4, 8), repeats=10, max_new_tokens=24,
                       least_rows=8, most_queued=24, prompts=36, samples=9),
 }  # fmt: skip
 

@@ -25,10 +25,8 @@ from specdec_core.sampling import Options
 from specdec_core.targets.huggingface import HuggingFaceTarget
 
 SHOWN = (
-    "rejected slots advance positions",
     "rejected entries left visible",
     "neighbour's newest entry overwritten",
-    "freed slot not emptied",
     "logits read by the widest row",
     "one row's end ends the batch",
     "end token inside a block ignored",
@@ -37,7 +35,7 @@ SHOWN = (
 """Faults of the zoo that a quick run diagnoses."""
 
 
-def diagnose_decoders(thorough: bool, positions: str = "rotary", tokens: int = 16) -> Iterator[dict[str, Any]]:
+def diagnose_decoders(thorough: bool, positions: str = "rotary", tokens: int = 12) -> Iterator[dict[str, Any]]:
     """A line a decoder: what it is, the signature that was named, and the experiments in which every row was right.
 
     On a tiny model in float64, so that no rounding excuses anything. thorough: every fault that scatter can have.

@@ -8,7 +8,7 @@ NOTEBOOK_MINUTES = {
     "01_lossless": 2.5,
     "02_backend_sweep": 2.0,
     "03_serialized_verification": 1.2,
-    "04_ragged_batches": 2.0,
+    "04_ragged_batches": 2.5,
     "05_diffusion_length": 2.0,
     "06_linear_attention": 2.0,
 }

@@ -26,8 +26,10 @@ def test_an_entry_is_complete(one):
         assert text and text == text.strip() and "  " not in text
     assert one.evidence and set(one.evidence) <= set(EVIDENCE_KINDS)
     assert one.notebook in NOTEBOOK_MINUTES and one.notebook.startswith(NOTEBOOK_OF[one.id[0]])
-    # Notebook 01 takes more than the two minutes of a quick one: it draws 18,400 tokens of a real model.
-    assert one.minutes == NOTEBOOK_MINUTES[one.notebook] <= (2.5 if one.notebook == "01_lossless" else 2)
+    # More than the two minutes of a quick one: 01 draws 18,400 tokens of a real model, 04 puts in 33 faults and decodes
+    # a real model in ten ways.
+    longer = ("01_lossless", "04_ragged_batches")
+    assert one.minutes == NOTEBOOK_MINUTES[one.notebook] <= (2.5 if one.notebook in longer else 2)
     assert one.minimum_n >= 1
     assert one.thresholds and all(isinstance(value, int | float) for value in one.thresholds.values())
     assert one.needs in (None, "mps", "cuda")
