@@ -26,7 +26,7 @@ from specdec_core.targets.huggingface import HuggingFaceTarget
 
 SHOWN = (
     "rejected entries left visible",
-    "neighbour's newest entry overwritten",
+    "neighbour's entry overwritten",
     "logits read by the widest row",
     "one row's end ends the batch",
     "end token inside a block ignored",

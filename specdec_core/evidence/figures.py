@@ -9,8 +9,9 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -19,9 +20,11 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 from specdec_core.cache import atomic_write
 from specdec_core.evidence.layout import Layout
+from specdec_core.statistics.intervals import Interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 _P = ParamSpec("_P")
@@ -107,6 +110,31 @@ def series_styles(names: list[str]) -> dict[str, Series]:
     }
 
 
+def with_bars(intervals: Sequence[Interval]) -> tuple[list[float], list[list[float]]]:
+    """Estimates, and the distances to both ends as error bars; an open end is drawn as none."""
+    below = [max(one.estimate - one.low, 0.0) for one in intervals]
+    above = [one.high - one.estimate if math.isfinite(one.high) else 0.0 for one in intervals]
+    return [one.estimate for one in intervals], [below, above]
+
+
+def log_axis(axis: Axis, low: float, high: float) -> None:
+    """Plain numbers 1, 2, 5 of each decade between the ends as ticks."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    inside = [tick for decade in decades for digit in (1, 2, 5) if low <= (tick := digit * 10.0**decade) <= high]
+    axis.set_ticks(inside, [f"{tick:g}" for tick in inside])
+    axis.set_ticks([], minor=True)
+
+
+def legend_below(figure: Figure, panels: Sequence[Axes], first: Sequence[str]) -> None:
+    """One legend for all panels, under them where it never covers data; the series `first`, then the guides."""
+    labelled = (zip(*axes.get_legend_handles_labels(), strict=True) for axes in panels)
+    found = {label: handle for panel in labelled for handle, label in panel}
+    entries = {label: found[label] for label in (*first, *(label for label in found if label not in first))}
+    longest = max((len(label) for label in entries), default=1)
+    per_row = max(1, min(len(entries), int(figure.get_figwidth() / (0.45 + 0.062 * longest))))
+    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=per_row)
+
+
 def save_figure(figure: Figure, name: str, caption: str, alt: str, layout: Layout | None = None) -> Path:
     """Save as figures/NN_name.png and .pdf and enter caption and alternative text in captions.json; returns the PNG.
 
@@ -119,6 +147,7 @@ def save_figure(figure: Figure, name: str, caption: str, alt: str, layout: Layou
         raise ValueError(f"figure {name!r} needs a caption and an alternative text: neither may be empty")
     folder = (layout or Layout()).figures
     with house_style():
+        figure.set_dpi(DPI)  # small type is wider or narrower at another one: lay it out as it is saved
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # laid out once: each further pass would move things by a hair
         for suffix, metadata in ((".png", {"Software": None}), (".pdf", {"CreationDate": None, "Producer": None})):

@@ -8,23 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specdec_core.evidence.figures import Series, in_house_style, new_figure, series_styles
-from specdec_core.evidence.plots_sweep import _legend_below, _log_axis, _with_bars
-from specdec_core.evidence.ragged_claims import (
-    GROUPED,
-    Pairs,
-    Row,
-    Rows,
-    Speculation,
-    batches_of,
-    best_pairs,
-    keepings,
-    name_of,
-    pair_up,
-    pooled_ratio,
-    scattered_runs,
-    shares,
-    total,
+from specdec_core.evidence.figures import (
+    Series,
+    in_house_style,
+    legend_below,
+    log_axis,
+    new_figure,
+    series_styles,
+    with_bars,
+)
+from specdec_core.evidence.ragged_claims import Rows, batches_of, keepings, name_of, pooled_ratio, shares, total
+from specdec_core.evidence.ragged_speed import (
+    AR,
+    BEST,
+    completion,
+    decoders,
+    pairs_by_speculation,
+    speculations,
+    tau,
+    tau_of_slowest,
+    token_latency,
 )
 from specdec_core.statistics.intervals import Interval, simultaneous
 
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-AR, BEST = "AR", "best SD"
 DASHED: Any = (0, (4, 1.5))
 
 
@@ -65,7 +67,7 @@ def throughput_by_batch(rows: Rows) -> Figure:
         _batch_axis(axes, rows)
         _log_scale(axes)
         axes.set_ylabel(label)
-    _legend_below(figure, [speed, gain], list(styles))
+    legend_below(figure, [speed, gain], list(styles))
     return figure
 
 
@@ -92,7 +94,7 @@ def latency_by_batch(rows: Rows) -> Figure:
         _batch_axis(axes, rows)
         _log_scale(axes)
         axes.set_ylabel(label)
-    _legend_below(figure, [token], list(by_name))
+    legend_below(figure, [token], list(by_name))
     return figure
 
 
@@ -119,7 +121,7 @@ def realign_share(rows: Rows, threshold: float = 0.01) -> Figure:
     axes.set_ylim(min(estimates) / 3, max(*estimates, 100 * threshold) * 3)  # an interval of few repeats is no scale
     _log_scale(axes)
     axes.set_ylabel("commit, % of the round")
-    _legend_below(figure, [axes], list(names.values()))
+    legend_below(figure, [axes], list(names.values()))
     return figure
 
 
@@ -147,68 +149,8 @@ def heterogeneity(rows: Rows) -> Figure:
     panels[0].plot(
         [], [], color="0.35", linestyle=DASHED, marker="o", markerfacecolor="white", label="if cut to the slowest"
     )
-    _legend_below(figure, panels, list(styles))
+    legend_below(figure, panels, list(styles))
     return figure
-
-
-def speculations(rows: Rows) -> list[Speculation]:
-    return list(pairs_by_speculation(rows))
-
-
-def tau(runs: Rows) -> Interval:
-    """τ with its interval over repeats: Σtokens/Σ rounds of rows."""
-    return pooled_ratio(total(runs, "tokens"), total(runs, "row_rounds"))
-
-
-def tau_of_slowest(runs: Rows) -> float:
-    """τ of the same rounds, had every row kept only as many draft tokens as the slowest row of its pass."""
-    kept = total(runs, "tokens") - total(runs, "accepted") + total(runs, "least_accepted")
-    return float(kept.sum() / total(runs, "row_rounds").sum())
-
-
-def token_latency(runs: Rows, quantile: float) -> float:
-    """Seconds a token took, every token of all runs counted once."""
-    seconds, tokens = (np.concatenate([row[name] for row in runs]) for name in ("latencies", "latency_tokens"))
-    return float(np.quantile(seconds, quantile, weights=tokens, method="inverted_cdf"))
-
-
-def completion(runs: Rows, quantile: float) -> float:
-    """Seconds until a row was complete, every row of all runs counted once."""
-    return float(np.quantile(np.concatenate([row["completions"] for row in runs]), quantile, method="inverted_cdf"))
-
-
-def pairs_by_speculation(rows: Rows) -> dict[Speculation, dict[int, Pairs]]:
-    """Speculation → batch → its runs."""
-    runs = scattered_runs(rows)
-    found: dict[Speculation, dict[int, Pairs]] = {}
-    for batch in batches_of(runs):
-        for speculation, pairs in pair_up(runs, batch).items():
-            found.setdefault(speculation, {})[batch] = pairs
-    return dict(sorted(found.items()))
-
-
-def decoders(rows: Rows) -> dict[str, dict[int, Rows]]:
-    """AR, the best SD, and the best with rows grouped by length → batch → its runs."""
-    runs = scattered_runs(rows)
-    found: dict[str, dict[int, Rows]] = {AR: {}, BEST: {}}
-    for batch in batches_of(runs):
-        found[AR][batch] = [row for row in runs if row["batch"] == batch and not row["K"]]
-        best = best_pairs(runs, batch)
-        if best is not None:
-            found[BEST][batch] = best.sd
-    grouped = [row for row in rows if row["way"] == GROUPED and row["K"]]
-    if grouped:
-        found[f"SD, {GROUPED}"] = {batch: _fastest(grouped, batch) for batch in batches_of(grouped)}
-    return found
-
-
-def _fastest(rows: Rows, batch: int) -> Rows:
-    """Runs of the speculation that emits most tokens a second."""
-    runs: dict[Speculation, list[Row]] = {}
-    for row in rows:
-        if row["batch"] == batch:
-            runs.setdefault((row["drafter"], row["K"]), []).append(row)
-    return max(runs.values(), key=lambda own: total(own, "tokens").sum() / total(own, "seconds").sum())
 
 
 def _filled(
@@ -216,7 +158,7 @@ def _filled(
 ) -> None:
     closed = [one if one.n > 1 else replace(one, low=one.estimate, high=one.estimate) for one in intervals]
     axes.errorbar(
-        x, *_with_bars(closed), color=style.color, marker=style.marker, linestyle="-", linewidth=1.0, capsize=1.5,
+        x, *with_bars(closed), color=style.color, marker=style.marker, linestyle="-", linewidth=1.0, capsize=1.5,
         elinewidth=0.8, label=label,
     )  # fmt: skip
 
@@ -237,4 +179,4 @@ def _batch_axis(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
 def _log_scale(axes: Axes) -> None:
     """A logarithmic ordinate with plain numbers, over what is drawn."""
     axes.set_yscale("log")
-    _log_axis(axes.yaxis, *axes.get_ylim())
+    log_axis(axes.yaxis, *axes.get_ylim())

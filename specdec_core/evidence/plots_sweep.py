@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specdec_core.evidence.figures import Series, in_house_style, new_figure, series_styles
+from specdec_core.evidence.figures import (
+    Series,
+    in_house_style,
+    legend_below,
+    log_axis,
+    new_figure,
+    series_styles,
+    with_bars,
+)
 from specdec_core.evidence.sweep_claims import by_configuration
 from specdec_core.evidence.sweep_records import Pairs, Row, conditional_acceptance, pair_up
-from specdec_core.statistics.intervals import Interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 
@@ -57,8 +63,8 @@ def curve_t_of_n(rows: Sequence[Row], ceilings: Sequence[Row] = ()) -> Figure:
         axes.set_xlabel("new tokens in one target pass, n")
         axes.set_ylabel(label)
         axes.set_yscale("log")
-        _log_axis(axes.yaxis, *axes.get_ylim())
-    _legend_below(figure, [times, relative], list(curves))
+        log_axis(axes.yaxis, *axes.get_ylim())
+    legend_below(figure, [times, relative], list(curves))
     return figure
 
 
@@ -85,7 +91,7 @@ def acceptance_profile(rows: Sequence[Row]) -> Figure:
     falling.set_ylabel("acceptance")
     falling.set_title("$a_K$ = accepted / drafted")
     conditional.set_title(r"$\alpha_i$ = accepted / tested at $i$")
-    _legend_below(figure, [falling], list(styles))
+    legend_below(figure, [falling], list(styles))
     return figure
 
 
@@ -105,7 +111,7 @@ def speedup_by_k(rows: Sequence[Row]) -> Figure:
         k = np.array([pairs.cell.K for pairs in cells])
         measured = [pairs.speedup() for pairs in cells]
         axes.errorbar(
-            k + shift, *_with_bars(measured), color=style.color, marker=style.marker, linestyle="-", capsize=1.5,
+            k + shift, *with_bars(measured), color=style.color, marker=style.marker, linestyle="-", capsize=1.5,
             elinewidth=0.8, label=label,
         )  # fmt: skip
         axes.plot(
@@ -118,7 +124,7 @@ def speedup_by_k(rows: Sequence[Row]) -> Figure:
     axes.set_xticks(sorted({pairs.cell.K for cells in grouped.values() for pairs in cells}))
     axes.set_ylabel("speedup S over AR")
     axes.set_ylim(bottom=0)
-    _legend_below(figure, [axes], names)
+    legend_below(figure, [axes], names)
     return figure
 
 
@@ -139,7 +145,7 @@ def predicted_against_measured(rows: Sequence[Row], low: float = 0.8, high: floa
         measured = [pairs.speedup() for pairs in cells]
         seen += predicted + [interval.estimate for interval in measured]
         axes.errorbar(
-            predicted, *_with_bars(measured), color=style.color, marker=style.marker, linestyle="none", capsize=1.5,
+            predicted, *with_bars(measured), color=style.color, marker=style.marker, linestyle="none", capsize=1.5,
             elinewidth=0.7, label=label,
         )  # fmt: skip
     ends = np.array([min(seen) / 1.3, max(seen) * 1.3])
@@ -152,12 +158,12 @@ def predicted_against_measured(rows: Sequence[Row], low: float = 0.8, high: floa
     axes.set_yscale("log")
     axes.set_xlim(*ends)
     axes.set_ylim(*ends)
-    _log_axis(axes.xaxis, *ends)
-    _log_axis(axes.yaxis, *ends)
+    log_axis(axes.xaxis, *ends)
+    log_axis(axes.yaxis, *ends)
     axes.set_aspect("equal")
     axes.set_xlabel("speedup predicted")
     axes.set_ylabel("speedup measured")
-    _legend_below(figure, [axes], names)
+    legend_below(figure, [axes], names)
     return figure
 
 
@@ -180,30 +186,5 @@ def _line(axes: Axes, x: Iterable[Any], y: Any, style: Series, label: str) -> No
     axes.plot(list(x), y, color=style.color, marker=style.marker, linestyle=style.linestyle, label=label)
 
 
-def _with_bars(intervals: Sequence[Interval]) -> tuple[list[float], list[list[float]]]:
-    """Estimates, and the distances to both ends as error bars; an open end is drawn as none."""
-    below = [max(one.estimate - one.low, 0.0) for one in intervals]
-    above = [one.high - one.estimate if math.isfinite(one.high) else 0.0 for one in intervals]
-    return [one.estimate for one in intervals], [below, above]
-
-
-def _log_axis(axis: Axis, low: float, high: float) -> None:
-    """Plain numbers 1, 2, 5 of each decade between the ends as ticks."""
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    inside = [tick for decade in decades for digit in (1, 2, 5) if low <= (tick := digit * 10.0**decade) <= high]
-    axis.set_ticks(inside, [f"{tick:g}" for tick in inside])
-    axis.set_ticks([], minor=True)
-
-
 def _powers_of_two(widest: int) -> list[int]:
     return [2**power for power in range(int(math.log2(max(widest, 1))) + 1)]
-
-
-def _legend_below(figure: Figure, panels: Sequence[Axes], first: Sequence[str]) -> None:
-    """One legend for all panels, under them where it never covers data; the series `first`, then the guides."""
-    labelled = (zip(*axes.get_legend_handles_labels(), strict=True) for axes in panels)
-    found = {label: handle for panel in labelled for handle, label in panel}
-    entries = {label: found[label] for label in (*first, *(label for label in found if label not in first))}
-    longest = max((len(label) for label in entries), default=1)
-    per_row = max(1, min(len(entries), int(figure.get_figwidth() / (0.45 + 0.062 * longest))))
-    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=per_row)

@@ -33,7 +33,7 @@ def broken_ways_corrupt(claim: Claim, rows: Rows) -> Finding:
         return Finding(Outcome.INCONCLUSIVE, note="no broken way was decoded")
     corrupted = [row for row in broken if not row["certified"]]
     harmless = {row["way"] for row in broken} - {row["way"] for row in corrupted}
-    elsewhere = [row for row in corrupted if not SIGNATURES[row["way"]](row)]
+    elsewhere = [row for row in corrupted if row["way"] not in SIGNATURES or not SIGNATURES[row["way"]](row)]
     unsound = [row for row in published if not row["broken"] and not row["certified"]]
     shares = [f"{way} {exact:.0%} exact, {partial:.0%} of tokens" for way, exact, partial in match_shares(published)]
     note = "; ".join(shares)
@@ -64,8 +64,8 @@ def faults_are_caught(claim: Claim, rows: Rows) -> Finding:
     """
     if not rows:
         return Finding(Outcome.INCONCLUSIVE, note="no fault was injected")
-    sound = [row for row in rows if is_sound(row)]
-    put = list(dict.fromkeys((row["fault"], row["subject"]) for row in rows if not is_sound(row)))
+    sound = [row for row in rows if row["sound"]]
+    put = list(dict.fromkeys((row["fault"], row["subject"]) for row in rows if not row["sound"]))
     caught = {(row["fault"], row["subject"]) for row in rows if row["fired"]}
     missed = [pair for pair in put if pair not in caught]
     alarms = [row for row in sound if row["fired"] or row["crashed"]]
@@ -82,15 +82,6 @@ def faults_are_caught(claim: Claim, rows: Rows) -> Finding:
     if idle:
         note += f"; never needed: {', '.join(sorted(idle))}"
     return Finding(exact_zero_mismatch(len(missed) + len(alarms), len(sound)), float(len(missed)), None, note)
-
-
-def is_sound(row: Mapping[str, Any]) -> bool:
-    """Whether a FAULT_CELL is of correct code: nothing injected, or something that cannot matter."""
-    return bool(row["expected"].startswith(NOTHING))
-
-
-NOTHING = "nothing"
-"""How the expectation of correct code, and of what cannot matter, begins."""
 
 
 def batches_equal_rows(claim: Claim, rows: Rows) -> Finding:

@@ -95,9 +95,9 @@ FAULT_CELL = Schema(
         "seam": str,  # what is replaced: a state, the loop, the drafter's state
         "subject": str,  # the correct state and the model that it is put in: 'scatter, rotary', 'rectangle, learned', …
         "expected": str,  # the signature that it should leave: a hypothesis
+        "sound": bool,  # correct code, or a fault that cannot matter in this subject (a control): nothing may be seen
         "detector": str,
         "family": str,  # oracle, invariant, metamorphic, canary, law
-        "exact": bool,  # a detector that may never fire on correct code; else at level α
         "fired": bool,
         "crashed": bool,  # the run ended in an error instead: no detection
         "round": int,  # of the first evidence, −1 if it has none

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specdec_core.evidence.ragged_exactness import COMPILED, is_sound, match_shares
+from specdec_core.evidence.ragged_exactness import COMPILED, match_shares
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -55,17 +55,17 @@ def matches_alt(rows: Rows) -> str:
 
 
 def matrix_caption(rows: Rows) -> str:
-    put = {(row["fault"], row["subject"]) for row in rows if not is_sound(row)}
+    put = {(row["fault"], row["subject"]) for row in rows if not row["sound"]}
     return (
         "Faults (lines) against detectors (columns). Shade: share of the decoders that a fault was put into "
         f"({len(put)} in all) in which the detector saw it; number: the earliest round of the evidence; •: seen, "
-        "without a round; ×: the decoder crashed. Grey: not applicable. Below the line: correct code, where nothing "
+        "without a round; ×: the decoder crashed. Grey: not applicable. Last line: correct code, where nothing "
         "may be seen."
     )
 
 
 def matrix_alt(rows: Rows) -> str:
-    faults = list(dict.fromkeys(row["fault"] for row in rows if not is_sound(row)))
+    faults = list(dict.fromkeys(row["fault"] for row in rows if not row["sound"]))
     parts = []
     for fault in faults:
         seen = {row["detector"] for row in rows if row["fault"] == fault and row["fired"]}

@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-from specdec_core.evidence.plots_ragged_speed import (
-    AR,
-    completion,
-    decoders,
-    pairs_by_speculation,
-    tau,
-    tau_of_slowest,
-    token_latency,
-)
 from specdec_core.evidence.ragged_claims import (
     Rows,
     batches_of,
@@ -20,6 +11,15 @@ from specdec_core.evidence.ragged_claims import (
     scattered_runs,
     shares,
     total,
+)
+from specdec_core.evidence.ragged_speed import (
+    AR,
+    completion,
+    decoders,
+    pairs_by_speculation,
+    tau,
+    tau_of_slowest,
+    token_latency,
 )
 
 

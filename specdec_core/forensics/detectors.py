@@ -135,13 +135,12 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Detector:
-    """Looks for one thing. `exact`: can never fire on correct code. `sees`: the subjects that it can look at."""
+    """Looks for one thing, which correct code never shows. `sees`: the subjects that it can look at."""
 
     name: str
     family: str
     look: Callable[[Suspect], Evidence | None]
     sees: Callable[[Subject], bool] = lambda subject: subject.state != TABLE
-    exact: bool = True
 
 
 # --- Watching -----------------------------------------------------------------------------------------------------

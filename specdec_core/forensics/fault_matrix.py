@@ -42,10 +42,10 @@ def examine(fault: Fault | None, subject: Subject, tokens: int = 24, first_seed:
             "fault": fault.name if fault else CLEAN,
             "seam": fault.seam if fault else "",
             "subject": subject.name,
-            "expected": _expected(fault, subject),
+            "expected": fault.expected if fault else "",
+            "sound": fault is None or fault.control(subject),
             "detector": detector.name,
             "family": detector.family,
-            "exact": detector.exact,
             "fired": found is not None,
             "crashed": crashed,
             "round": found.round if found else -1,
@@ -60,9 +60,3 @@ def _requests(subject: Subject, tokens: int, first_seed: int) -> Requests:
         return table_batch()
     new_target(subject, CHUNK)
     return new_batch(subject, tokens, first_seed)
-
-
-def _expected(fault: Fault | None, subject: Subject) -> str:
-    if fault is None:
-        return "nothing: the code is right"
-    return "nothing changes (control)" if fault.control(subject) else fault.expected

@@ -181,18 +181,13 @@ def without_the_last_entry(commit):
 
     def mutated(self, state: HoledCache, verification: Verification, paths: Sequence[np.ndarray]) -> None:
         commit(self, state, verification, paths)
-        starts = getattr(state, "starts", np.zeros(len(state.lengths), np.int64))
         for slot, path, nodes in zip(verification.slots, paths, verification.forest.counts, strict=True):
             if 1 < len(path) == nodes:
-                _erase(state, int(slot), int(starts[slot] + state.lengths[slot] - 1))
+                for stores in state.layers.values():
+                    for store in stores:
+                        store[slot][:, state.lengths[slot] - 1] = 0
 
     return mutated
-
-
-def _erase(state: HoledCache, slot: int, entry: int) -> None:
-    for stores in state.layers.values():
-        for store in stores:
-            store[slot][:, entry] = 0
 
 
 def overwriting_the_neighbour(commit):

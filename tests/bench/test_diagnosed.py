@@ -25,7 +25,7 @@ def test_decoders_are_told_apart():
     assert by_fault["one row's end ends the batch"] == "too short"
     assert by_fault["end token inside a block ignored"] == "too long"
     assert by_fault["rejected entries left visible"] == "drift after rejections"
-    assert by_fault["neighbour's newest entry overwritten"].startswith("neighbours' content")
+    assert by_fault["neighbour's entry overwritten"].startswith("neighbours' content")
     assert by_fault["logits read by the widest row"].startswith("neighbours' content")
 
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from specdec_core.evidence.figures import house_style, new_figure, read_captions, save_figure, series_styles, show
+from specdec_core.evidence.figures import DPI, house_style, new_figure, read_captions, save_figure, series_styles, show
 
 
 @pytest.fixture
@@ -36,6 +36,19 @@ def test_saving_again_changes_no_byte(layout, figure):
     first = saved()
     assert saved() == first and len(first) == 3
     assert not any(b"CreationDate" in content for content in first)
+
+
+def test_small_labels_keep_on_the_page_as_it_is_saved(layout):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    with house_style():
+        figure, (axes,) = new_figure(width=2.1, height=3)
+        axes.imshow([[0.0] * 29] * 20, aspect="auto")
+        axes.set_yticks(range(20), ["chunks of a prompt all from position 0"] * 20, fontsize=6)
+    save_figure(figure, "02_a", "caption", "alt", layout)
+    figure.set_dpi(DPI)
+    FigureCanvasAgg(figure).draw()
+    assert min(label.get_window_extent().x0 for label in axes.get_yticklabels()) >= 0
 
 
 @pytest.mark.parametrize("name", ["a", "2_a", "02-a", "02_A", "02_a.png", "../02_a"])

@@ -6,8 +6,10 @@ import pytest
 
 from specdec_core.evidence import words_ragged as words
 from specdec_core.evidence.plots_ragged import corruption_by_token, fault_matrix, matches_by_way, ragged_round
+from specdec_core.forensics.faults import FAULTS
 from tests.evidence import ragged_rows
 from tests.evidence.ragged_rows import cell, output
+from tests.evidence.test_plots_sweep import texts_of
 
 WAYS = ("scatter (ours)", "realign (EQSPEC)", "draft kept (DSD-like)")
 OUTPUTS = [output(way, f"p{i}", first=4 if way == WAYS[2] else -1) for way in WAYS for i in range(3)]
@@ -19,6 +21,33 @@ CELLS = [
     cell("stale", "scatter", detector="other", crashed=True),
     cell("seen without a round", "scatter", fired=True, round=-1),
 ]
+
+
+LONG = [
+    cell(fault, "scatter", detector="target's keys and values", fired=True)
+    for fault in ("all rows cut to the batch's minimum", "mask from ids, padding is the end", "none")
+]
+FIGURES = {
+    "round": (ragged_round, ragged_rows.ragged_round()),
+    "corruption": (corruption_by_token, OUTPUTS),
+    "matches": (matches_by_way, OUTPUTS),
+    "faults": (fault_matrix, LONG),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_text_leaves_the_page(name):
+    draw, rows = FIGURES[name]
+    figure = draw(rows)
+    written = list(texts_of(figure))
+    width, height = figure.canvas.get_width_height()
+    for text, box in written:
+        assert box.x0 >= -1 and box.y0 >= -1 and box.x1 <= width + 1 and box.y1 <= height + 1, f"{text!r} leaves"
+
+
+def test_the_names_of_faults_are_no_longer_than_what_is_drawn_here():
+    longest = max(len(row["fault"]) for row in LONG)
+    assert max(len(fault.name) for fault in FAULTS) <= longest
 
 
 def texts(axes):

@@ -9,16 +9,13 @@ import pytest
 
 from specdec_core.evidence import words_ragged_speed as words
 from specdec_core.evidence.plots_ragged_speed import (
-    completion,
     heterogeneity,
     latency_by_batch,
     realign_share,
-    tau,
-    tau_of_slowest,
     throughput_by_batch,
-    token_latency,
 )
 from specdec_core.evidence.ragged_claims import GROUPED, Keeping, best_pairs, pair_up, pooled_ratio, shares
+from specdec_core.evidence.ragged_speed import completion, tau, tau_of_slowest, token_latency
 from tests.evidence.test_plots_sweep import texts_of
 from tests.evidence.test_ragged_claims import BATCHES, HUGGING, RIGHT, TAU, kept, run, runs
 

@@ -105,7 +105,7 @@ class TestR2:
         rows = [cell("none", "scatter"), cell("stale", "scatter", crashed=True)]
         assert self.decide(rows).outcome is Outcome.REFUTED
 
-    @pytest.mark.parametrize("sound", [{}, {"fault": "shift", "expected": "nothing changes (control)"}])
+    @pytest.mark.parametrize("sound", [{}, {"fault": "shift", "sound": True}])
     @pytest.mark.parametrize("seen", [{"fired": True}, {"crashed": True}])
     def test_correct_code_and_controls_may_not_be_seen(self, sound, seen):
         rows = [cell("stale", "scatter", fired=True), cell("none", "scatter", **seen) | sound]

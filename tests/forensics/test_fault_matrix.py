@@ -22,7 +22,6 @@ def test_names_are_distinct_and_every_subject_is_looked_at():
     assert len({each.name for each in DETECTORS}) == len(DETECTORS)
     assert {each.family for each in DETECTORS} == {"invariant", "oracle", "metamorphic", "canary", "law"}
     assert all(any(each.sees(subject) for each in DETECTORS) for subject in SUBJECTS)
-    assert all(each.exact for each in DETECTORS)
 
 
 @pytest.mark.parametrize(("subject", "seed"), [(SUBJECTS[0], 1), (SUBJECTS[-1], 0)], ids=["a model", "a table"])
@@ -31,6 +30,7 @@ def test_correct_code_raises_no_alarm(subject, seed):
     assert [row["detector"] for row in rows] == [each.name for each in DETECTORS if each.sees(subject)]
     assert not any(row["fired"] or row["crashed"] for row in rows)
     assert all(FAULT_CELL.validated(row) == row for row in rows) and {row["fault"] for row in rows} == {CLEAN}
+    assert all(row["sound"] for row in rows)
 
 
 def first_sight(fault, subject):
@@ -51,7 +51,8 @@ def test_every_fault_is_seen(fault):
 def test_a_control_is_silent_everywhere():
     rows = list(examine(FAULT["constant position shift"], Subject(SCATTER, ROTARY), TOKENS))
     assert not any(row["fired"] or row["crashed"] for row in rows)
-    assert {row["expected"] for row in rows} == {"nothing changes (control)"}
+    assert all(row["sound"] for row in rows)
+    assert not any(row["sound"] for row in examine(FAULT["constant position shift"], Subject(SCATTER, LEARNED), TOKENS))
 
 
 def test_a_crash_is_counted_apart_and_is_no_sight():

@@ -132,7 +132,7 @@ NEIGHBOURS = {"order of rows", "number of slots", "rounds alone"}
 @pytest.mark.parametrize(
     ("fault", "seen", "silent"),
     [
-        ("neighbour's newest entry overwritten", NEIGHBOURS, {"self-draft, alone", "prefill chunks"}),
+        ("neighbour's entry overwritten", NEIGHBOURS, {"self-draft, alone", "prefill chunks"}),
         ("all rows cut to the batch's minimum", NEIGHBOURS | {"longest match"}, {"adversarial draft"}),
         ("drafts as long as the least budget", NEIGHBOURS, {"longest match", "self-draft, batch"}),
         ("last logit dropped", {"self-draft, alone", "self-draft, batch", "longest match"}, NEIGHBOURS),

@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from specdec_core.arrays import host
+from specdec_core.forensics.suspects import LEARNED, ROTARY, make_model
 from specdec_core.published.rectangle import RealigningTarget
 from specdec_core.state.ragged_kv import CacheError
 from specdec_core.targets.huggingface import HuggingFaceTarget
 from specdec_core.topology import chain, forest, tree
 from tests.conformance import Subject, TargetConformance
-from tests.published.models import learned, rotary
 from tests.targets.test_huggingface import plain
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -19,15 +19,15 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 class TestRotary(TargetConformance):
     """transformers computes rotary tables in float32 whatever the dtype."""
 
-    subject = Subject(RealigningTarget(rotary(), chunk=3), plain(rotary()), tolerance=2e-3)
+    subject = Subject(RealigningTarget(make_model(ROTARY), chunk=3), plain(make_model(ROTARY)), tolerance=2e-3)
 
 
 class TestLearned(TargetConformance):
-    subject = Subject(RealigningTarget(learned()), plain(learned()), tolerance=1e-9)
+    subject = Subject(RealigningTarget(make_model(LEARNED)), plain(make_model(LEARNED)), tolerance=1e-9)
 
 
 def opened(prompts, capacity=24):
-    target = RealigningTarget(learned())
+    target = RealigningTarget(make_model(LEARNED))
     state = target.new_state(len(prompts), capacity)
     target.prefill(state, np.arange(len(prompts)), [np.array(prompt) for prompt in prompts])
     return target, state
@@ -57,7 +57,7 @@ def test_all_rows_end_at_the_same_column_after_prefill_commit_and_rewind():
 def test_what_a_row_holds_moves_with_it():
     prompts = [[1, 2, 3, 4, 5], [6, 7], [8, 9, 10]]
     target, state = opened(prompts)
-    sound = HuggingFaceTarget(learned())
+    sound = HuggingFaceTarget(make_model(LEARNED))
     other = sound.new_state(3, 24)
     sound.prefill(other, np.arange(3), [np.array(prompt) for prompt in prompts])
     shape, nodes = forest([chain(4), chain(3), tree((-1, 0, 0, 2))]), np.arange(11, 22)

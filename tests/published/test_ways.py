@@ -8,6 +8,8 @@ import pytest
 
 from specdec_core.decode import RequestError, decode, generate, outputs
 from specdec_core.drafters.ngram import NGramDrafter
+from specdec_core.evidence.ragged_exactness import SIGNATURES
+from specdec_core.forensics.suspects import CONTEXT, LEARNED, ROTARY, V, make_model
 from specdec_core.lengths.fixed import FixedLength
 from specdec_core.measure.cost_model import count
 from specdec_core.protocol import Draft
@@ -17,10 +19,10 @@ from specdec_core.rows import Request
 from specdec_core.sampling import Options
 from specdec_core.targets.huggingface import HuggingFaceTarget
 from specdec_core.topology import chain
-from tests.published.models import MODELS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+MODELS = (ROTARY, LEARNED)
 BY_NAME = {way.name: way for way in WAYS}
 SOUND = [way.name for way in WAYS if not way.broken]
 LENGTHS = (1, 5, 9, 3, 12, 7, 5)
@@ -28,14 +30,14 @@ LENGTHS = (1, 5, 9, 3, 12, 7, 5)
 
 @cache
 def expected(kind):
-    target = HuggingFaceTarget(MODELS[kind]())
+    target = HuggingFaceTarget(make_model(kind))
     return [generate(target, [replace(each, policy=None)])[0].tokens for each in requests()]
 
 
 @cache
 def requests(tokens=20):
     random = np.random.default_rng(0)
-    prompts = [tuple(random.integers(0, 61, length).tolist()) for length in LENGTHS]
+    prompts = [tuple(random.integers(0, V, length).tolist()) for length in LENGTHS]
     return [Request(p, Options(max_new_tokens=tokens), FixedLength(1 + i % 4), i) for i, p in enumerate(prompts)]
 
 
@@ -54,7 +56,7 @@ class HalfRight(NGramDrafter):
         tokens = np.array(text[len(view.committed) :][: view.limit], np.int64)
         if len(tokens) and (len(view.committed) + view.slot) % 2:
             place = view.slot % len(tokens)
-            tokens[place] = (tokens[place] + 1) % 61
+            tokens[place] = (tokens[place] + 1) % V
         return Draft(tokens, chain(len(tokens) + 1))
 
 
@@ -69,7 +71,7 @@ def drafter(kind):
 def test_sound_ways_decode_every_row_as_alone(kind, name, slots, drafts):
     way = BY_NAME[name]
     drafting = drafter(kind) if drafts == "chain" else NGramDrafter(candidates=2)
-    rounds = way.decode(way.target(MODELS[kind]()), requests(), drafting, slots)
+    rounds = way.decode(way.target(make_model(kind)), requests(), drafting, slots)
     assert [each.tokens for each in outputs(rounds, len(LENGTHS))] == expected(kind)
     if drafts == "chain" and name != "batch minimum":
         assert len({row.accepted for each in rounds for row in each.rows}) > 2
@@ -78,7 +80,7 @@ def test_sound_ways_decode_every_row_as_alone(kind, name, slots, drafts):
 @pytest.mark.parametrize("kind", MODELS)
 def test_kept_positions_are_right_until_something_was_rejected_and_wrong_after(kind):
     way = BY_NAME["positions kept (BSP-like)"]
-    target, adversary = way.target(MODELS[kind]()), WrongAfter(drafter(kind), rounds=2)
+    target, adversary = way.target(make_model(kind)), WrongAfter(drafter(kind), rounds=2)
     rounds = way.decode(target, requests()[3:4], adversary, 1)
     found, right = outputs(rounds, 1)[0].tokens, expected(kind)[3]
     rows = [each.rows[0] for each in rounds]
@@ -108,26 +110,26 @@ class WrongAfter:
         self._left -= 1
         if self._left >= 0:
             return drafts
-        return [Draft((each.tokens + 1) % 61, each.topology) for each in drafts]
+        return [Draft((each.tokens + 1) % V, each.topology) for each in drafts]
 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_kept_draft_is_wrong_from_its_first_rejection_on(kind):
     way = BY_NAME["draft kept (DSD-like)"]
-    rounds = way.decode(way.target(MODELS[kind]()), requests()[1:2], WrongAfter(drafter(kind), rounds=2), 1)
+    rounds = way.decode(way.target(make_model(kind)), requests()[1:2], WrongAfter(drafter(kind), rounds=2), 1)
     rows = [each.rows[0] for each in rounds]
     first = sum(len(row.emitted) for row in rows[:2])
     found, right = outputs(rounds, 1)[0].tokens, expected(kind)[1]
     assert found[:first] == right[:first]
-    assert found[first] == (right[first] + 1) % 61
+    assert found[first] == (right[first] + 1) % V
 
 
 def test_the_batch_minimum_accepts_less_and_every_row_as_much():
-    kind = "rotary"
+    kind = ROTARY
     taus = {}
     for name in ("scatter (ours)", "batch minimum"):
         way = BY_NAME[name]
-        rounds = way.decode(way.target(MODELS[kind]()), requests(), drafter(kind), 4)
+        rounds = way.decode(way.target(make_model(kind)), requests(), drafter(kind), 4)
         taus[name] = count(rounds).tau
         if name == "batch minimum":
             going_on = [[row for row in each.rows if not row.finished] for each in rounds]
@@ -135,11 +137,15 @@ def test_the_batch_minimum_accepts_less_and_every_row_as_much():
     assert taus["batch minimum"] < 0.8 * taus["scatter (ours)"]
 
 
+def test_every_broken_way_has_the_signature_that_its_verdict_looks_for():
+    assert set(SIGNATURES) == {way.name for way in WAYS if way.broken}
+
+
 class TestGrouping:
-    target = HuggingFaceTarget(MODELS["rotary"]())
+    target = HuggingFaceTarget(make_model(ROTARY))
 
     def test_rounds_take_equal_lengths_where_there_are_any(self):
-        rounds = list(grouped(self.target, requests(), drafter("rotary"), batch=3, pool=7))
+        rounds = list(grouped(self.target, requests(), drafter(ROTARY), batch=3, pool=7))
         contexts = [[row.context for row in each.rows] for each in rounds]
         assert all(len(each) <= 3 for each in contexts)
         equal = [each for each in contexts if len(each) > 1 and len(set(each)) == 1]
@@ -149,7 +155,7 @@ class TestGrouping:
     def test_rows_that_no_other_equals_still_go_on(self):
         lone = [replace(each, policy=None) for each in requests()[:3]]
         rounds = list(grouped(self.target, lone, None, batch=2, pool=3))
-        assert [each.tokens for each in outputs(rounds, 3)] == expected("rotary")[:3]
+        assert [each.tokens for each in outputs(rounds, 3)] == expected(ROTARY)[:3]
         assert sorted(row.context for row in rounds[0].rows) == [1, 5]  # the two that have waited longest
         assert 2 in {row.key for row in rounds[1].rows}
 
@@ -167,7 +173,7 @@ class TestGrouping:
             ({}, {"batch": 0, "pool": 2}, "batches of 0"),
             ({"repetition_penalty": 1.2}, {"batch": 1, "pool": 2}, "request 0 has penalties"),
             ({"min_new_tokens": 2}, {"batch": 1, "pool": 2}, "request 0 has penalties"),
-            ({"max_new_tokens": 125}, {"batch": 1, "pool": 2}, "may need 127 tokens.*context of 128|may need 13"),
+            ({"max_new_tokens": CONTEXT - 5}, {"batch": 1, "pool": 2}, f"may need .* tokens.*context of {CONTEXT}"),
         ],
     )
     def test_what_it_cannot_do_is_refused_before_anything_runs(self, change, how, message):
