@@ -53,7 +53,9 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("generate", _generate, "answer a prompt, with speculation")
     sub.add_argument("--prompt", required=True)
     sub.add_argument("--model", default="smollm2-135m-instruct", help="registered name, folder, or hub:org/name")
-    sub.add_argument("--drafter", default="ngram", help="ngram, ngram-tree, layer-skip[:M], none, or a model")
+    sub.add_argument(
+        "--drafter", default="ngram", help="eagle, eagle-tree, ngram, ngram-tree, layer-skip[:M], none, or a model"
+    )
     sub.add_argument("--k", type=int, default=4, help="speculation length K (default 4)")
     sub.add_argument("--temperature", type=float, default=0.0)
     sub.add_argument("--top-p", type=float, default=1.0)
@@ -71,6 +73,11 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--out", type=Path, required=True, help="folder for the records")
     sub.add_argument("--model", default="smollm2-135m-instruct")
     _placement_options(sub)
+
+    sub = command("train", _train, "write the target's own text, or train a drafter on it; goes on if interrupted")
+    sub.add_argument("what", help="corpus: the target's answers to prompts of our templates; eagle: a drafter")
+    sub.add_argument("--profile", default="quick", help="quick (default): a toy; full: what is shipped")
+    sub.add_argument("--model", default="smollm2-135m-instruct")
 
     sub = command("models", _models, "list the models, or get them ready")
     sub.add_argument("--prepare", action="store_true", help="convert what is installed, once")
@@ -138,7 +145,7 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def _generate(options: argparse.Namespace) -> None:
-    from specdec_core.pairs import open_target
+    from specdec_core.pairs import open_target, required_features
     from specdec_core.sampling import Options
     from specdec_core.talk import talk
 
@@ -152,7 +159,9 @@ def _generate(options: argparse.Namespace) -> None:
         stop=tuple(options.stop),
         seed=options.seed,
     )
-    talk(open_target(options.model, _placement(options)), options.prompt, options.drafter, options.k, how, options.raw)
+    features = required_features(options.drafter, options.model)
+    opened = open_target(options.model, _placement(options), features)
+    talk(opened, options.prompt, options.drafter, options.k, how, options.raw)
 
 
 def _bench(options: argparse.Namespace) -> None:
@@ -161,6 +170,14 @@ def _bench(options: argparse.Namespace) -> None:
     if options.what not in BENCHES:
         raise ValueError(f"unknown bench {options.what!r}: expected one of {', '.join(BENCHES)}")
     BENCHES[options.what](options.model, _placement(options), options.out)
+
+
+def _train(options: argparse.Namespace) -> None:
+    from specdec_core.training import TRAININGS
+
+    if options.what not in TRAININGS:
+        raise ValueError(f"unknown training {options.what!r}: expected one of {', '.join(TRAININGS)}")
+    print(TRAININGS[options.what](options.profile, options.model))
 
 
 def _models(options: argparse.Namespace) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from specdec_core.drafters.eagle import EagleDrafter
+from specdec_core.drafters.eagle_tree import EagleTreeDrafter
 from specdec_core.drafters.layer_skip import LayerSkipDrafter
 from specdec_core.drafters.model import ModelDrafter
 from specdec_core.drafters.ngram import NGramDrafter
 from specdec_core.models.checkpoints import Checkpoint
+from specdec_core.models.eagle_checkpoint import load_eagle
 from specdec_core.models.errors import UnknownModel
 from specdec_core.models.registry import load
 from specdec_core.models.tokenizer import Tokenizer, require_same_tokenizer
@@ -20,12 +24,18 @@ DRAFTERS = {
     "ngram": "what followed the longest suffix that occurred before (a chain)",
     "ngram-tree": "the two latest different continuations (a tree)",
     "layer-skip": "the target's own first layers; layer-skip:M takes the first M (default: two thirds)",
+    "eagle": "a trained layer that continues the target's hidden states (a chain); eagle:FILE takes another checkpoint",
+    "eagle-tree": "the same layer, a dynamic tree of at most 16 tokens; eagle-tree:FILE",
     "MODEL": "any model that shares the tokenizer: a registered name, a folder, or hub:org/name",
 }
 
 
 class PairError(ValueError):
     """A drafter that does not exist or does not fit."""
+
+
+EAGLE = {"eagle": EagleDrafter, "eagle-tree": EagleTreeDrafter}
+CHECKPOINTS = Path(__file__).resolve().parent.parent / "data" / "checkpoints"
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,13 @@ def open_target(name: str, placement: Placement | None = None, feature_layers: t
     return Opened(name, target, Tokenizer.from_folder(checkpoint.folder), checkpoint)
 
 
+def required_features(kind: str, name: str) -> tuple[int, ...]:
+    """The feature layers that target `name` must be opened with for this kind of drafter: () for most."""
+    if kind.partition(":")[0] not in EAGLE:
+        return ()
+    return load_eagle(_eagle_file(kind, load(name).name)).feature_layers
+
+
 def open_drafter(kind: str, opened: Opened) -> tuple[Drafter | None, Target | None]:
     """The drafter of this kind for a target, and the model that one of its steps runs (None for a look-up)."""
     name, _, argument = kind.partition(":")
@@ -61,6 +78,8 @@ def open_drafter(kind: str, opened: Opened) -> tuple[Drafter | None, Target | No
     if name == "layer-skip":
         layers = _layers(argument, opened.target.config.layers)
         return LayerSkipDrafter(opened.target, layers), opened.target.early_exit(layers)
+    if name in EAGLE:
+        return _open_eagle(kind, opened), None
     try:
         model = open_target(kind, opened.target.placement)
     except UnknownModel as error:
@@ -68,6 +87,29 @@ def open_drafter(kind: str, opened: Opened) -> tuple[Drafter | None, Target | No
         raise PairError(f"unknown drafter {kind!r}: expected one of {known}. {error}") from None
     require_same_tokenizer(model.tokenizer, opened.tokenizer)
     return ModelDrafter(model.target, opened.target.vocabulary), model.target
+
+
+def eagle_path(opened: Opened) -> Path:
+    """Where the drafter trained for this target is committed."""
+    return _eagle_file("eagle", opened.checkpoint.name)
+
+
+def _eagle_file(kind: str, target: str) -> Path:
+    argument = kind.partition(":")[2]
+    return (
+        Path(argument) if argument else CHECKPOINTS / f"eagle-{target.replace(':', '-').replace('/', '-')}.safetensors"
+    )
+
+
+def _open_eagle(kind: str, opened: Opened) -> EagleDrafter | EagleTreeDrafter:
+    checkpoint, target = load_eagle(_eagle_file(kind, opened.checkpoint.name)), opened.target
+    if target.feature_layers != checkpoint.feature_layers:
+        raise PairError(
+            f"this drafter reads the target's layers {checkpoint.feature_layers}, and {target.name} was opened with "
+            f"features of {target.feature_layers or 'none'}: open it with required_features({kind!r}, {opened.name!r})"
+        )
+    make = EAGLE[kind.partition(":")[0]]
+    return make(checkpoint, opened.checkpoint, target.placement)
 
 
 def _layers(argument: str, layers: int) -> int:

@@ -78,6 +78,17 @@ class TestGenerate:
         status, out, _ = run(*generate(drafter=folder, dtype="float64", k=3))
         assert status == 0 and "a_K 100.0% at K = 3" in out and "the same tokens" in out
 
+    @pytest.mark.parametrize("kind", ["eagle", "eagle-tree"])
+    def test_a_trained_drafter_gets_the_features_that_it_reads(self, run, generate, folder, tmp_path, kind):
+        from specdec_core.models.eagle_checkpoint import save_eagle, tiny_eagle
+        from specdec_core.models.registry import load
+
+        file = save_eagle(tiny_eagle(1, load(folder), (0, 2)), tmp_path / "drafter.safetensors")
+        status, out, err = run(*generate(drafter=f"{kind}:{file}", dtype="float64", k=3))
+        plain = run(*generate(drafter="none", dtype="float64"))[1]
+        assert status == 0 and err == "" and "the same tokens" in out and "at K = 3" in out
+        assert out.split("\n\n12 tokens")[0] == plain.split("\n\n12 tokens")[0]
+
     def test_a_prompt_of_one_token(self, run, generate):
         status, out, _ = run(*generate(prompt="a"), "--raw")
         assert status == 0 and "12 tokens, " in out
@@ -117,7 +128,9 @@ class TestBadInputOfGenerate:
         [
             ({"model": "gpt-9"}, r"UnknownModel: no model 'gpt-9': .*smollm2-135m-instruct.* a folder.*hub:"),
             ({"model": "hub:x"}, r"UnknownModel: 'hub:x' is no hub model; expected hub:ORGANISATION/NAME"),
-            ({"drafter": "eagle"}, r"PairError: unknown drafter 'eagle': expected one of .*ngram.*layer-skip"),
+            ({"drafter": "beagle"}, r"PairError: unknown drafter 'beagle': expected one of .*ngram.*skip.*eagle"),
+            ({"drafter": "eagle:none.file"}, r"CorruptFile: none.file is absent: expected a drafter's safetensors"),
+            ({"drafter": "eagle", "model": "gpt-9"}, r"UnknownModel: no model 'gpt-9'"),
             ({"drafter": "layer-skip:3"}, r"PairError: layer-skip:3: expected a number of layers in 1…2"),
             ({"k": 0}, r"ValueError: K = 0: expected at least 1"),
             ({"k": -3}, r"ValueError: K = -3: expected at least 1"),
@@ -195,6 +208,12 @@ class TestBadInputOfOthers:
             (["bench", "sd", "--out", "x", "--model", "gpt-9"], r"UnknownModel: no model 'gpt-9'"),
             (["bench", "sd", "--out", "x", "--threads", "0"], r"PlacementError: threads 0: expected at least 1"),
             (["bench", "sd"], r"error: the following arguments are required: --out"),
+            (["train", "beagle"], r"ValueError: unknown training 'beagle': expected one of corpus, eagle"),
+            (["train", "corpus", "--profile", "fast"], r"ValueError: unknown profile 'fast': expected one of quick, f"),
+            (["train", "eagle", "--profile", "fast"], r"ValueError: unknown profile 'fast': expected one of quick, f"),
+            (["train", "corpus", "--model", "gpt-9"], r"UnknownModel: no model 'gpt-9'"),
+            (["train", "eagle", "--model", "gpt-9"], r"UnknownModel: no model 'gpt-9'"),
+            (["train"], r"error: the following arguments are required: what"),
             (["keep", "--profile", "full", "99_none"], r"ValueError: no full records named 99_none: run reproduce"),
             (["keep", "--profile", "fast"], r"ValueError: unknown profile 'fast': expected one of quick, full"),
             (["fly"], r"error: argument COMMAND: invalid choice: 'fly' \(choose from .*reproduce.*generate.*doctor"),
@@ -288,6 +307,15 @@ class TestModels:
     def test_they_are_got_ready(self, run):
         status, out, _ = run("models", "--prepare")
         assert status == 0 and re.search(r"smollm2-135m-instruct: ready, [0-9a-f]{12}", out)
+
+
+@pytest.mark.parametrize("what", ["corpus", "eagle"])
+def test_a_training_is_given_profile_and_model_and_its_file_is_printed(run, monkeypatch, what):
+    from specdec_core import training
+
+    monkeypatch.setitem(training.TRAININGS, what, lambda profile, model: Path(f"{what}-{profile}-{model}"))
+    assert run("train", what) == (0, f"{what}-quick-smollm2-135m-instruct\n", "")
+    assert run("train", what, "--profile", "full", "--model", "x") == (0, f"{what}-full-x\n", "")
 
 
 def test_doctor_prints_its_findings(run, monkeypatch):

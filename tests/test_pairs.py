@@ -1,12 +1,26 @@
+import re
+from dataclasses import replace
+
 import pytest
 
+from specdec_core import pairs as module
 from specdec_core.decode import generate
+from specdec_core.drafters.eagle import EagleDrafter
+from specdec_core.drafters.eagle_tree import EagleTreeDrafter
 from specdec_core.drafters.layer_skip import LayerSkipDrafter
 from specdec_core.drafters.model import ModelDrafter
 from specdec_core.drafters.ngram import NGramDrafter
 from specdec_core.lengths.fixed import FixedLength
+from specdec_core.models.eagle_checkpoint import save_eagle, tiny_eagle
 from specdec_core.models.errors import CorruptFile, ModelError, TokenizerMismatch, UnknownModel
-from specdec_core.pairs import DRAFTERS, PairError, open_drafter, open_target
+from specdec_core.pairs import (
+    DRAFTERS,
+    PairError,
+    eagle_path,
+    open_drafter,
+    open_target,
+    required_features,
+)
 from specdec_core.placement import Placement
 from specdec_core.rows import Request
 from specdec_core.sampling import Options
@@ -76,7 +90,7 @@ class TestBadInput:
         with pytest.raises(UnknownModel, match=r"no model 'gpt-9': it is neither registered .* nor a folder"):
             open_target("gpt-9")
 
-    @pytest.mark.parametrize("kind", ["eagle", "ngram:3", "Ngram", "none:1"])
+    @pytest.mark.parametrize("kind", ["beagle", "eagles:x", "ngram:3", "Ngram", "none:1"])
     def test_an_unknown_drafter_lists_the_known_ones(self, opened, kind):
         with pytest.raises(PairError, match=rf"unknown drafter '{kind}': expected one of none .*ngram.*layer-skip"):
             open_drafter(kind, opened)
@@ -105,6 +119,80 @@ class TestBadInput:
             open_drafter(str(cut), opened)
 
 
-def test_every_listed_name_can_be_opened(opened):
-    for kind in set(DRAFTERS) - {"MODEL"}:
-        open_drafter(kind, opened)
+LAYERS = (0, 2)
+
+
+@pytest.fixture(scope="module")
+def trained(opened, tmp_path_factory):
+    """The file of a drafter with random weights."""
+    drafter = tiny_eagle(1, opened.checkpoint, LAYERS, vocabulary=100)
+    return save_eagle(drafter, tmp_path_factory.mktemp("drafter") / "some.safetensors")
+
+
+@pytest.fixture(scope="module")
+def reading(folder):
+    """The target with the features that this drafter reads."""
+    return open_target(str(folder), DOUBLE, LAYERS)
+
+
+class TestTrainedDrafters:
+    @pytest.fixture
+    def committed(self, trained, opened, tmp_path, monkeypatch):
+        """The same file where the target's own drafter is looked for."""
+        monkeypatch.setattr(module, "CHECKPOINTS", tmp_path)
+        path = tmp_path / f"eagle-{opened.checkpoint.name}.safetensors"
+        path.write_bytes(trained.read_bytes())
+        return path
+
+    @pytest.mark.parametrize(("kind", "drafter"), [("eagle", EagleDrafter), ("eagle-tree", EagleTreeDrafter)])
+    def test_by_file_or_by_name(self, reading, trained, committed, kind, drafter):
+        for name in (kind, f"{kind}:{trained}"):
+            found, step = open_drafter(name, reading)
+            assert type(found) is drafter and step is None
+            assert found.checkpoint.feature_layers == LAYERS and found.checkpoint.config.vocabulary == 100
+            assert required_features(name, reading.name) == LAYERS
+
+    @pytest.mark.parametrize("kind", ["eagle", "eagle-tree"])
+    def test_they_are_lossless(self, reading, trained, kind):
+        prompt, how = tuple(reading.tokenizer.encode("to be or not to be or")), Options(max_new_tokens=24)
+        drafter, _ = open_drafter(f"{kind}:{trained}", reading)
+        assert generate(reading.target, [Request(prompt, how, FixedLength(4))], drafter) == generate(
+            reading.target, [Request(prompt, how)]
+        )
+
+    def test_others_need_no_features(self, folder):
+        for kind in ("none", "ngram", "ngram-tree", "layer-skip:1", str(folder), "eagles"):
+            assert required_features(kind, str(folder)) == ()
+
+    def test_a_file_is_named_after_its_target(self, opened):
+        assert eagle_path(opened).parts[-3:] == ("data", "checkpoints", f"eagle-{opened.checkpoint.name}.safetensors")
+        hub = replace(opened, checkpoint=replace(opened.checkpoint, name="hub:org/name"))
+        assert eagle_path(hub).name == "eagle-hub-org-name.safetensors"
+
+    @pytest.mark.parametrize("layers", [(), (0,), (0, 1, 2)])
+    def test_a_target_with_other_features(self, folder, trained, layers):
+        other = open_target(str(folder), DOUBLE, layers)
+        given = re.escape(str(layers or "none"))
+        with pytest.raises(
+            PairError, match=rf"reads the target's layers \(0, 2\), .* {given}: open it with required_fea"
+        ):
+            open_drafter(f"eagle:{trained}", other)
+
+    def test_another_target(self, trained, tmp_path):
+        other = open_target(str(save_tiny(tmp_path / "other", seed=2)), DOUBLE, LAYERS)
+        with pytest.raises(ModelError, match="give its own target, or train another"):
+            open_drafter(f"eagle:{trained}", other)
+
+    def test_a_file_that_is_absent(self, opened, tmp_path, monkeypatch):
+        monkeypatch.setattr(module, "CHECKPOINTS", tmp_path)
+        for kind in ("eagle", f"eagle-tree:{tmp_path / 'none.safetensors'}"):
+            for look in (lambda kind: open_drafter(kind, opened), lambda kind: required_features(kind, opened.name)):
+                with pytest.raises(
+                    CorruptFile, match=r"\.safetensors is absent: expected a drafter's safetensors file"
+                ):
+                    look(kind)
+
+    def test_every_listed_name_can_be_opened(self, folder, committed):
+        for kind in set(DRAFTERS) - {"MODEL"}:
+            features = required_features(kind, str(folder))
+            open_drafter(kind, open_target(str(folder), DOUBLE, features))

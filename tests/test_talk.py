@@ -5,6 +5,7 @@ import pytest
 from specdec_core.decode import decode, generate
 from specdec_core.lengths.fixed import FixedLength
 from specdec_core.measure.cost_model import count
+from specdec_core.models.eagle_checkpoint import save_eagle, tiny_eagle
 from specdec_core.models.tokenizer import Tokenizer
 from specdec_core.pairs import open_drafter, open_target
 from specdec_core.placement import Placement
@@ -105,6 +106,16 @@ class Recorder:
 def test_decoding_without_drafter_accepts_minimum_lengths(opened, capsys):
     talk(opened, PROMPT, "ngram", 3, Options(max_new_tokens=8, min_new_tokens=8))
     assert "8 tokens, " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle-tree"])
+def test_a_trained_drafter_answers_with_the_same_text(opened, capsys, tmp_path, kind):
+    file = save_eagle(tiny_eagle(1, opened.checkpoint, (1, 2)), tmp_path / "drafter.safetensors")
+    reading = open_target(opened.name, Placement(dtype="float64"), (1, 2))
+    talk(reading, PROMPT, f"{kind}:{file}", 3, Options(max_new_tokens=20), raw=True)
+    printed = capsys.readouterr().out
+    expected = answer(opened, opened.tokenizer.encode(PROMPT), Options(max_new_tokens=20))
+    assert printed.startswith(expected + "\n\n20 tokens, ") and "at K = 3" in printed and "the same tokens" in printed
 
 
 @pytest.mark.parametrize("raw", [True, False])

@@ -57,7 +57,7 @@ class CorpusPlan:
     chunk: int = 64
 
 
-PLANS = {"quick": CorpusPlan(24, 16, batch=8, seed=1, chunk=8), "full": CorpusPlan(4096, 160, batch=32, seed=1)}
+PLANS = {"quick": CorpusPlan(24, 16, batch=8, seed=1, chunk=8), "full": CorpusPlan(3072, 160, batch=32, seed=1)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,6 +186,16 @@ def join_corpus(plan: CorpusPlan, opened: Opened, folder: Path, path: Path) -> C
 def load_corpus(path: Path) -> Corpus:
     """Read a joined corpus. Raises CorpusError for a file that is absent, damaged, of another kind or inconsistent."""
     return _read(Path(path), {"format": CORPUS})
+
+
+def only_rows(corpus: Corpus, rows: Sequence[int]) -> Corpus:
+    """A corpus of these rows of another, in their order."""
+    entries = [
+        (corpus.sequence(row), int(corpus.prompt_lengths[row]), int(corpus.flags[row]), int(corpus.prompts[row]))
+        for row in map(int, rows)
+    ]
+    part = _packed(entries, corpus.origin)
+    return replace(part, origin={**corpus.origin, "counts": _counts(part)})
 
 
 def throughput_by_batch(opened: Opened, batches: Sequence[int], plan: CorpusPlan) -> list[tuple[int, int, float]]:

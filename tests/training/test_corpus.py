@@ -12,6 +12,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from specdec_core.decode import generate
+from specdec_core.evidence.layout import Layout
+from specdec_core.kernels.compiled import code_folder
 from specdec_core.pairs import Opened, open_target
 from specdec_core.placement import Placement
 from specdec_core.prompts import DOMAINS
@@ -19,6 +21,7 @@ from specdec_core.protocol import Round, RowRound
 from specdec_core.rows import Request
 from specdec_core.sampling import Options
 from specdec_core.training import corpus as module
+from specdec_core.training import corpus_run
 from specdec_core.training.corpus import (
     CORPUS,
     FLAGS,
@@ -37,6 +40,7 @@ from specdec_core.training.corpus import (
     generate_corpus,
     join_corpus,
     load_corpus,
+    only_rows,
     throughput_by_batch,
 )
 from specdec_core.training.templates import HELD_OUT, is_held_out, sample, turn, version
@@ -255,6 +259,67 @@ class TestTheFile:
         assert corpus_path(named).parts[-3:] == ("data", "corpus", "hub-org-name.safetensors")
 
 
+class TestSomeRows:
+    def test_they_are_those_of_the_whole_in_the_order_asked_for(self, corpus):
+        rows = np.array([5, 0, 7])
+        part = only_rows(corpus, rows)
+        assert len(part) == 3 and part.offsets[-1] == len(part.tokens)
+        for place, row in enumerate(rows):
+            for ours, theirs in zip(part.row(place), corpus.row(row), strict=True):
+                assert np.array_equal(ours, theirs)
+            assert part.flags[place] == corpus.flags[row] and part.prompts[place] == corpus.prompts[row]
+        types = {name: getattr(part, name).dtype.name for name in module._ARRAYS}
+        assert types == module._ARRAYS and module._fault(part) is None
+
+    def test_counts_are_their_own_and_everything_else_is_the_wholes(self, corpus):
+        part = only_rows(corpus, range(4))
+        written = sum(len(continuation) for _, continuation in part.rows(range(4)))
+        assert part.origin["counts"]["all"] == {"rows": 4, "new_tokens": written}
+        assert part.origin["counts"]["greedy"]["rows"] == part.flagged(IS_GREEDY).sum()
+        assert {**part.origin, "counts": None} == {**corpus.origin, "counts": None}
+        assert corpus.origin["counts"]["all"]["rows"] == len(corpus)
+
+    def test_all_of_them_are_the_same_text(self, corpus):
+        assert only_rows(corpus, range(len(corpus))).fingerprint == corpus.fingerprint
+        assert only_rows(corpus, range(len(corpus) - 1)).fingerprint != corpus.fingerprint
+
+    def test_one_that_is_not_there(self, corpus):
+        with pytest.raises(IndexError, match=f"row {len(corpus)}: expected"):
+            only_rows(corpus, [0, len(corpus)])
+
+
+class TestTheRun:
+    @pytest.fixture
+    def written(self, monkeypatch, tmp_path, opened):
+        """Write the corpus of a profile, by its small plan, where nothing else lies."""
+        code_folder()  # compiled code stays in the cache that everyone shares
+        monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(module, "FOLDER", tmp_path / "committed")
+        monkeypatch.setattr(corpus_run, "PLANS", {"quick": replace(PLAN, prompts=10), "full": PLAN})
+        monkeypatch.setattr(corpus_run, "open_target", lambda name: opened)
+        return lambda profile: corpus_run.write_corpus(profile, opened.name, layout=Layout(tmp_path))
+
+    def test_the_full_profile_writes_what_is_committed(self, written, tmp_path, opened, corpus):
+        path = written("full")
+        assert path == tmp_path / "committed" / f"{opened.checkpoint.name}.safetensors"
+        assert load_corpus(path).fingerprint == corpus.fingerprint
+
+    def test_the_quick_one_a_small_corpus_under_build(self, written, tmp_path, opened):
+        path = written("quick")
+        assert path == tmp_path / "build" / f"corpus-{opened.checkpoint.name}.safetensors"
+        assert load_corpus(path).origin["plan"]["prompts"] == 10
+        assert not (tmp_path / "committed").exists()
+
+    def test_a_second_run_decodes_nothing(self, written, monkeypatch):
+        before = written("quick").read_bytes()
+        monkeypatch.setattr(module, "decode", None)
+        assert written("quick").read_bytes() == before
+
+    def test_an_unknown_profile(self, written):
+        with pytest.raises(ValueError, match="unknown profile 'fast': expected one of quick, full"):
+            written("fast")
+
+
 class TestRefusals:
     def test_a_vocabulary_past_16_bits(self, tmp_path):
         large = SimpleNamespace(target=SimpleNamespace(vocabulary=65537, placement=Placement()))
@@ -335,7 +400,7 @@ class TestThroughput:
 
 def test_the_full_plan_fits_its_file_and_the_quick_one_is_a_toy():
     full, quick = PLANS["full"], PLANS["quick"]
-    assert full.prompts * full.max_new_tokens * 0.6 > 330_000
+    assert full.prompts * 110 > 330_000  # so many new tokens a prompt came out
     # 70 tokens of prompt a row and every continuation at its longest.
     assert full.prompts * (2 * (70 + full.max_new_tokens) + 17) < LARGEST_FILE
     assert quick.prompts * quick.max_new_tokens < 1000

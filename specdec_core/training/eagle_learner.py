@@ -1,0 +1,320 @@
+"""An EAGLE-style drafter as a torch module: all anchors of a batch at once, several steps unrolled, as they are served.
+
+When it serves, the drafter's cache holds entries made from the target's features for everything committed, and entries
+made from its own hidden states for the tokens that it drafted since. So step u of an anchor sees here: the committed
+entries up to the anchor, which are the same for all steps ("the true prefix"), and its own u entries. The tokens that
+are fed are those of the text: a draft goes on being of use only as long as it is what the target says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec_core.kernels.rotary import rotary_tables
+from specdec_core.models.checkpoints import Checkpoint
+from specdec_core.models.eagle_checkpoint import EagleConfig, expected_shapes
+from specdec_core.training.eagle_batches import Batch
+
+PORTION = 48
+"""Positions whose laws are compared together, with every step that speaks of them."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """How far the drafter's laws are from the target's.
+
+    decay       weight of a step over that of the step before it (a token counts only if those before it stand).
+    mode_share  share of the loss that asks for the target's most probable token alone; the rest asks for its whole law.
+    """
+
+    decay: float = 0.8
+    mode_share: float = 0.5
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How the drafter compares with the target at each unrolled step, U of them.
+
+    losses  `[U]` mean cross-entropy.
+    agree   `[U, B, A]` bool: the drafter's most probable token is the target's (of the draft vocabulary).
+    common  `[U]` mean of Σ min(p, q) over the draft vocabulary: the probability that a sampled draft is accepted.
+    """
+
+    losses: Tensor
+    agree: Tensor
+    common: Tensor
+
+
+class EagleLearner(nn.Module):
+    """Trainable weights by the names of `eagle_checkpoint.expected_shapes`; the target's embedding and head are frozen.
+
+    tokens  `[D]` the target's ids of the draft tokens.
+    """
+
+    embedding: Tensor
+    head: Tensor
+    head_half: Tensor
+    target_norm: Tensor
+    cosine: Tensor
+    sine: Tensor
+
+    def __init__(self, config: EagleConfig, target: Checkpoint, tokens: Tensor, feature_scale: float, seed: int):
+        super().__init__()
+        self.config, self.tokens = config, tokens
+        initial = initial_weights(config, target, feature_scale, seed)
+        self.weights = nn.ParameterDict({name.replace(".", "/"): nn.Parameter(v) for name, v in initial.items()})
+        embedding = target.weights["model.embed_tokens.weight"].float()
+        head = embedding if target.config.tied_head else target.weights["lm_head.weight"].float()
+        self.register_buffer("embedding", embedding, persistent=False)
+        self.register_buffer("head", head[tokens].contiguous(), persistent=False)
+        self.register_buffer("head_half", self.head.bfloat16(), persistent=False)
+        self.register_buffer("target_norm", target.weights["model.norm.weight"].float(), persistent=False)
+        cosine, sine = rotary_tables(config.context, config.head_dim, config.rope_theta)
+        self.register_buffer("cosine", torch.from_numpy(cosine).float(), persistent=False)
+        self.register_buffer("sine", torch.from_numpy(sine).float(), persistent=False)
+
+    def weight(self, name: str) -> Tensor:
+        return self.weights[name.replace(".", "/")]
+
+    def named_weights(self) -> dict[str, Tensor]:
+        """Detached weights by their names in a checkpoint."""
+        return {name: self.weight(name).detach() for name in expected_shapes(self.config)}
+
+    def load(self, weights: dict[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, values in weights.items():
+                self.weight(name).copy_(values)
+
+    def forward(self, batch: Batch, unroll: int, loss: Loss, mixed: bool = True) -> tuple[Tensor, Tensor]:
+        """Unroll `unroll` steps from every anchor: the loss to minimise, and the mean cross-entropy of each step `[U]`.
+
+        `mixed`: matrix products in bfloat16, everything else in float32.
+        """
+        laws = _Laws(batch, unroll, self._wanted(batch), self._head(mixed))
+        losses = _Distilled.apply(self._said(batch, unroll, mixed), laws, loss.mode_share)
+        weights = loss.decay ** torch.arange(unroll)
+        return (losses * weights).sum() / weights.sum(), losses.detach()
+
+    @torch.no_grad()
+    def judge(self, batch: Batch, unroll: int, mixed: bool = True) -> Steps:
+        """Compare every step with the target."""
+        laws = _Laws(batch, unroll, self._wanted(batch), self._head(mixed))
+        return laws.compare(self._said(batch, unroll, mixed))
+
+    def _said(self, batch: Batch, unroll: int, mixed: bool) -> Tensor:
+        """What the head reads at each step, `[U, B, A, H]`."""
+        # Autocast's cache of cast weights is shared by all threads: which of them filled or emptied it would decide how
+        # gradients are rounded.
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed, cache_enabled=False):
+            hidden = torch.stack(self._unrolled(batch, unroll))
+        return _rms(hidden, self.config.norm_eps) * self.weight("norm.weight")
+
+    def _wanted(self, batch: Batch) -> Tensor:
+        """What the target's head reads, `[B, A + U − 1, H]`."""
+        return _rms(batch.final, self.config.norm_eps) * self.target_norm
+
+    def _head(self, mixed: bool) -> Tensor:
+        return self.head_half if mixed else self.head
+
+    def project(self, features: Tensor) -> Tensor:
+        """Features `[…, F, H]`, each normed on its own, joined and brought to `[…, H]`."""
+        return F.linear(_rms(features, self.config.norm_eps).flatten(-2), self.weight("fc.weight")).float()
+
+    def _unrolled(self, batch: Batch, unroll: int) -> list[Tensor]:
+        """Hidden states `[B, A, H]` of each step."""
+        c = self.config
+        rows = torch.arange(len(batch.tokens))[:, None]
+        prefix = self.project(batch.features)
+        pairs = batch.tokens.shape[1]
+        positions = torch.arange(pairs).expand(len(batch.tokens), pairs)
+        inputs = self._inputs(self.embedding[batch.tokens], prefix)
+        prefix_keys, prefix_values = self._keys_values(inputs, positions)
+        # [B, 1, A, T]: an anchor sees the pairs up to itself.
+        visible = (torch.arange(pairs) <= batch.anchors[..., None])[:, None]
+        hidden = prefix[rows, batch.anchors]
+        own_inputs = inputs[rows, batch.anchors]
+        own_keys, own_values, found = [], [], []
+        for step in range(unroll):
+            places = batch.anchors + step
+            if step:
+                tokens = batch.tokens[rows, places.clamp(max=pairs - 1)]
+                own_inputs = self._inputs(self.embedding[tokens], hidden)
+                keys, values = self._keys_values(own_inputs, places)
+                own_keys.append(keys)
+                own_values.append(values)
+            queries = self._heads(own_inputs, "q", c.heads, places)
+            attended = self._attend(queries, prefix_keys, prefix_values, visible, own_keys, own_values)
+            embedded = own_inputs[..., : c.hidden_size]
+            hidden = hidden + F.linear(embedded, self.weight("embedding_proj.weight")).float()
+            hidden = hidden + F.linear(attended, self.weight("self_attn.o_proj.weight")).float()
+            normed = _rms(hidden, c.norm_eps) * self.weight("post_attention_layernorm.weight")
+            gate, up = (F.linear(normed, self.weight(f"mlp.{which}_proj.weight")) for which in ("gate", "up"))
+            hidden = hidden + F.linear(F.silu(gate) * up, self.weight("mlp.down_proj.weight")).float()
+            found.append(hidden)
+        return found
+
+    def _inputs(self, embedded: Tensor, hidden: Tensor) -> Tensor:
+        """What the attention reads, `[…, 2H]`."""
+        parts = (
+            _rms(embedded, self.config.norm_eps) * self.weight("embedding_norm.weight"),
+            _rms(hidden, self.config.norm_eps) * self.weight("hidden_norm.weight"),
+        )
+        return torch.cat(parts, dim=-1)
+
+    def _heads(self, inputs: Tensor, which: str, heads: int, positions: Tensor | None) -> Tensor:
+        """`[B, heads, n, head_dim]`, rotated if positions `[B, n]` are given."""
+        found = F.linear(inputs, self.weight(f"self_attn.{which}_proj.weight"))
+        found = found.unflatten(-1, (heads, self.config.head_dim)).transpose(1, 2)
+        if positions is None:
+            return found
+        cosine, sine = self.cosine[positions][:, None], self.sine[positions][:, None]
+        first, second = found.float().chunk(2, dim=-1)
+        return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
+
+    def _keys_values(self, inputs: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        heads = self.config.kv_heads
+        return self._heads(inputs, "k", heads, positions), self._heads(inputs, "v", heads, None)
+
+    def _attend(
+        self, queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor, own_keys: list, own_values: list
+    ) -> Tensor:
+        """Attention of `[B, heads, A, d]` over the prefix `[B, kv, T, d]` and own entries → `[B, A, heads · d]`."""
+        c, group = self.config, self.config.heads // self.config.kv_heads
+        batch, _, anchors, size = queries.shape
+        grouped = queries.reshape(batch, c.kv_heads, group, anchors, size)
+        scores = torch.matmul(grouped, keys[:, :, None].transpose(-1, -2)).float()
+        scores = scores.masked_fill(~visible[:, :, None], -torch.inf)
+        own = [(grouped.float() * each[:, :, None].float()).sum(-1, keepdim=True) for each in own_keys]
+        shares = torch.softmax(torch.cat([scores, *own], dim=-1) * size**-0.5, dim=-1)
+        pairs = keys.shape[2]
+        out = torch.matmul(shares[..., :pairs], values[:, :, None]).float()
+        for place, each in enumerate(own_values):
+            out = out + shares[..., pairs + place, None] * each[:, :, None].float()
+        return out.reshape(batch, c.heads, anchors, size).transpose(1, 2).flatten(2)
+
+
+def initial_weights(config: EagleConfig, target: Checkpoint, feature_scale: float, seed: int) -> dict[str, Tensor]:
+    """Where training starts: the target's last layer, continuing its last feature.
+
+    fc passes the last feature on, at the size `feature_scale` that it has in the target; the rest of fc and the weights
+    of the embedding are small and random.
+    """
+    random = torch.Generator().manual_seed(seed)
+    prefix = f"model.layers.{target.config.layers - 1}."
+    hidden, found = config.hidden_size, {}
+    for name, shape in expected_shapes(config).items():
+        if name == "fc.weight":
+            values = 0.02 * feature_scale * torch.randn(shape, generator=random)
+            values[:, -hidden:] += feature_scale * torch.eye(hidden)
+        elif name == "embedding_proj.weight":
+            values = 0.02 * torch.randn(shape, generator=random)
+        elif name == "embedding_norm.weight":
+            values = torch.ones(shape)
+        elif name == "norm.weight":
+            values = target.weights["model.norm.weight"].float().clone()
+        elif name == "hidden_norm.weight":
+            values = target.weights[prefix + "input_layernorm.weight"].float().clone()
+        elif name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+            of_hidden = target.weights[prefix + name].float()
+            values = torch.cat([0.02 * torch.randn(of_hidden.shape, generator=random), of_hidden], dim=1)
+        else:
+            values = target.weights[prefix + name].float().clone()
+        found[name] = values
+    return found
+
+
+def feature_scale(features: np.ndarray, rows: int = 4096) -> float:
+    """Median size (root mean square) of the last feature that the drafter reads, over the first tokens of a corpus."""
+    values = np.asarray(features[:rows, -2], np.float32)
+    return float(np.median(np.sqrt((values**2).mean(-1))))
+
+
+class _Laws:
+    """The target's law after every position, compared with what the drafter says of it at each step.
+
+    A position's law is worked out once for all steps that speak of it, and positions go through in portions whose
+    logits stay in the processor's cache: all of them at once would be gigabytes.
+    """
+
+    def __init__(self, batch: Batch, unroll: int, wanted: Tensor, head: Tensor):
+        self._wanted, self._head, self._unroll = wanted, head, unroll
+        rows, places = batch.anchors.shape[0], batch.anchors.shape[1] + unroll - 1
+        self._rows = torch.arange(rows).repeat_interleave(places)
+        self._places = torch.arange(places).repeat(rows)
+        self._anchors = batch.anchors.shape[1]
+        self._reached = torch.stack([batch.reached(step) for step in range(unroll)])
+        self.counts = self._reached.sum((1, 2)).clamp(min=1)
+
+    def portions(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
+        """Of each portion of C positions: law `[C, D]`; and of every step and position `[U, C]`: the step, its row and
+        anchor, and whether that step speaks of that position."""
+        steps = torch.arange(self._unroll)[:, None]
+        for start in range(0, len(self._rows), PORTION):
+            rows, places = self._rows[start : start + PORTION], self._places[start : start + PORTION]
+            anchors = places - steps
+            inside = (anchors >= 0) & (anchors < self._anchors)
+            anchors, spread = anchors.clamp(0, self._anchors - 1), rows.expand(self._unroll, -1)
+            inside &= self._reached[steps, spread, anchors]
+            if inside.any():
+                law = torch.softmax(product(self._wanted[rows, places], self._head), dim=-1)
+                yield law, steps.expand_as(anchors), spread, anchors, inside
+
+    def logits(self, said: Tensor) -> Tensor:
+        return product(said, self._head)
+
+    def towards(self, gradient: Tensor) -> Tensor:
+        """From a gradient of logits `[…, D]` to one of what the head read `[…, H]`."""
+        return torch.matmul(gradient.to(self._head.dtype), self._head).float()
+
+    def compare(self, said: Tensor) -> Steps:
+        losses, common = torch.zeros(self._unroll), torch.zeros(self._unroll)
+        agree = torch.zeros_like(self._reached)
+        for p, step, row, anchor, inside in self.portions():
+            logits = self.logits(said[step, row, anchor])
+            log_q = torch.log_softmax(logits, dim=-1)
+            losses -= ((p * log_q).sum(-1) * inside).sum(-1)
+            common += (torch.minimum(p, log_q.exp()).sum(-1) * inside).sum(-1)
+            right = (logits.argmax(-1) == p.argmax(-1)) & inside
+            agree[step[inside], row[inside], anchor[inside]] = right[inside]
+        return Steps(losses / self.counts, agree, common / self.counts)
+
+
+class _Distilled(torch.autograd.Function):
+    """Mean cross-entropy of each step `[U]` against the frozen target, through the frozen head.
+
+    The gradient is worked out with the loss, so that no logits have to be kept.
+    """
+
+    @staticmethod
+    def forward(ctx, said, laws, mode_share):
+        losses, gradient = torch.zeros(len(said)), torch.zeros_like(said)
+        for p, step, row, anchor, inside in laws.portions():
+            mode = p.argmax(-1, keepdim=True)
+            wanted = p.mul_(1 - mode_share).scatter_add_(1, mode, torch.full(mode.shape, mode_share))
+            log_q = torch.log_softmax(laws.logits(said[step, row, anchor]), dim=-1)
+            losses -= ((wanted * log_q).sum(-1) * inside).sum(-1)
+            difference = log_q.exp_().sub_(wanted).mul_((inside / laws.counts[:, None])[..., None])
+            gradient[step[inside], row[inside], anchor[inside]] = laws.towards(difference)[inside]
+        ctx.save_for_backward(gradient)
+        return losses / laws.counts
+
+    @staticmethod
+    def backward(ctx, of_losses):
+        (gradient,) = ctx.saved_tensors
+        return gradient * of_losses[:, None, None, None], None, None
+
+
+def product(rows: Tensor, matrix: Tensor) -> Tensor:
+    """rows · matrixᵀ in the matrix's dtype, as float32."""
+    return F.linear(rows.to(matrix.dtype), matrix).float()
+
+
+def _rms(values: Tensor, epsilon: float) -> Tensor:
+    wide = values.float()
+    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)

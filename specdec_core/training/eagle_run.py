@@ -1,0 +1,152 @@
+"""`train eagle`: from the committed corpus to a drafter's checkpoint, its card, and records of how it learned.
+
+The full profile trains what is shipped (about an hour on two CPU cores); the quick one trains a toy on a small part of
+the corpus, by the same code, in two minutes. Either goes on where an interrupted run of it ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from specdec_core.cache import cache_dir
+from specdec_core.drafters.eagle import EagleDrafter
+from specdec_core.drafters.eagle_tree import EagleTreeDrafter
+from specdec_core.evidence.layout import Layout, known_profile
+from specdec_core.evidence.provenance import code_hash, fingerprint
+from specdec_core.evidence.records import RecordWriter
+from specdec_core.evidence.training_records import ACCEPTANCE, TRAINING
+from specdec_core.models.config import LlamaConfig
+from specdec_core.models.eagle_checkpoint import EagleCheckpoint, save_eagle
+from specdec_core.models.registry import load
+from specdec_core.pairs import Opened, eagle_path, open_target
+from specdec_core.prompts import Prompt, load_prompts
+from specdec_core.training.acceptance import Arm, acceptance_rows
+from specdec_core.training.card import write_card
+from specdec_core.training.corpus import corpus_path, load_corpus, only_rows
+from specdec_core.training.distill import DistillPlan, Trained, distill
+from specdec_core.training.feature_cache import corpus_features
+from specdec_core.training.served import held_out_prompts, served_tau
+
+NAME = "eagle"
+CODE = (
+    *(
+        f"specdec_core/training/{name}.py"
+        for name in ("acceptance", "corpus", "distill", "draft_vocabulary", "eagle_batches", "eagle_learner",
+                     "eagle_run", "feature_cache", "held_out", "served")
+    ),
+    "specdec_core/drafters/eagle.py",
+    "specdec_core/drafters/eagle_memory.py",
+    "specdec_core/drafters/eagle_tree.py",
+    "specdec_core/kernels/eagle_step/numba.py",
+    "specdec_core/kernels/eagle_step/numba_step.py",
+    "specdec_core/models/eagle_checkpoint.py",
+)  # fmt: skip
+"""What the records depend on: a verdict or figure replayed from them says so when any of it has changed."""
+
+
+@dataclass(frozen=True)
+class EagleRun:
+    """How much to train, and to look at afterwards.
+
+    corpus_rows      of the corpus, all if None.
+    prompts          of each domain that the trained drafter serves, all if None; new tokens for each.
+    drafted_prompts  held-out prompts of the corpus that are decoded at every check.
+    """
+
+    distill: DistillPlan
+    corpus_rows: int | None
+    prompts: int | None
+    max_new_tokens: int
+    drafted_prompts: int = 8
+
+
+PLANS = {
+    "quick": EagleRun(
+        DistillPlan((), 2048, unroll=3, rows=8, steps=12, learning_rate=5e-3, check_every=6, patience=9,
+                    held_out_rows=16),
+        corpus_rows=96, prompts=2, max_new_tokens=16, drafted_prompts=4,
+    ),
+    "full": EagleRun(
+        DistillPlan((), 8192, unroll=5, rows=16, steps=1900, learning_rate=5e-3, check_every=190, patience=9,
+                    held_out_rows=96, first_alone=0.6),
+        corpus_rows=None, prompts=None, max_new_tokens=64,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Result:
+    """The checkpoint's file, the curve, and the rows of how it serves."""
+
+    path: Path
+    trained: Trained
+    served: list[dict[str, Any]]
+
+
+def train_eagle(
+    profile: str, model: str, *, layout: Layout | None = None, progress: bool = False, run: EagleRun | None = None
+) -> Result:
+    """Train by the profile's plan, save the drafter, and let it serve the prompts of data/prompts.
+
+    The full profile writes the checkpoint and its card under data/checkpoints, the quick one under build/; records go
+    where those of notebook 02 go. Raises CorpusError without the corpus of this target (see `train corpus`).
+    """
+    plan, layout = run or PLANS[known_profile(profile)], layout or Layout()
+    plan = replace(plan, distill=fitted(plan.distill, load(model).config))
+    layers = plan.distill.feature_layers
+    opened = open_target(model, feature_layers=layers)
+    reader = open_target(model, feature_layers=(*layers, opened.target.config.layers - 1))
+    corpus = load_corpus(corpus_path(opened))
+    if plan.corpus_rows is not None:
+        corpus = only_rows(corpus, range(min(plan.corpus_rows, len(corpus))))
+    features = corpus_features(corpus, reader, progress)
+    del reader
+    # Other code, other run: its half-done weights are not gone on with.
+    folder = cache_dir(f"training/{eagle_path(opened).stem}-{profile}-{code_hash(CODE)[:8]}")
+    held_out = held_out_prompts(corpus, plan.drafted_prompts)
+
+    def draft(drafter: EagleCheckpoint) -> float:
+        return served_tau(drafter, opened, held_out, plan.distill.unroll, plan.max_new_tokens)
+
+    trained = distill(
+        plan.distill, opened.checkpoint, corpus, features, folder, name=NAME, draft=draft, progress=progress
+    )
+    served = _serve(plan, opened, trained.drafter, progress)
+    path = eagle_path(opened) if profile == "full" else layout.build / f"{NAME}-toy.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_eagle(trained.drafter, path)
+    command = f"python -m specdec_core train eagle --profile {profile}"
+    write_card(path.with_suffix(".md"), trained, served, corpus, command)
+    provenance = fingerprint(profile)
+    for name, schema, rows in (("training", TRAINING, trained.curve), ("acceptance", ACCEPTANCE, served)):
+        with RecordWriter(layout.records(profile), f"02_{name}", schema, provenance, code=CODE, layout=layout) as file:
+            for row in rows:
+                file.append(row)
+    return Result(path, trained, served)
+
+
+def fitted(plan: DistillPlan, target: LlamaConfig) -> DistillPlan:
+    """The plan for this target: no more draft tokens than it has, and if the plan names no feature layers, one near its
+    beginning, its middle and its end (of 30: 1, 14 and 27)."""
+    spread = {min(1, target.layers - 1), max(0, target.layers // 2 - 1), max(0, target.layers - 3)}
+    layers = plan.feature_layers or tuple(sorted(spread))
+    return replace(plan, feature_layers=layers, vocabulary=min(plan.vocabulary, target.vocabulary))
+
+
+def _serve(plan: EagleRun, opened: Opened, drafter: EagleCheckpoint, progress: bool) -> list[dict[str, Any]]:
+    prompts: list[Prompt] = []
+    for domain in ("math", "code", "chat"):
+        prompts += load_prompts(domain)[: plan.prompts]
+    place, weights, k = opened.target.placement, opened.checkpoint, plan.distill.unroll
+    arms = [
+        Arm("chain", EagleDrafter(drafter, weights, place), k),
+        Arm("tree", EagleTreeDrafter(drafter, weights, place), k),
+        Arm("chain", EagleDrafter(drafter, weights, place), k, temperature=1.0),
+        Arm("tree", EagleTreeDrafter(drafter, weights, place), k, temperature=1.0),
+    ]
+    rows = acceptance_rows(opened, arms, prompts, plan.max_new_tokens)
+    return list(tqdm(rows, "serving", total=len(arms) * len(prompts), disable=not progress))
