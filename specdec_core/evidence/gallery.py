@@ -11,6 +11,7 @@ from specdec_core.evidence import words_lossless as words
 from specdec_core.evidence import words_ragged as ragged_words
 from specdec_core.evidence import words_ragged_speed as speed_words
 from specdec_core.evidence import words_serial as serial_words
+from specdec_core.evidence import words_training as training_words
 from specdec_core.evidence.audit_records import AUDIT
 from specdec_core.evidence.evaluate import choose_records, load_rows
 from specdec_core.evidence.figures import save_figure
@@ -45,12 +46,14 @@ from specdec_core.evidence.plots_sweep import (
     predicted_against_measured,
     speedup_by_k,
 )
+from specdec_core.evidence.plots_training import drafter_acceptance, drafter_training
 from specdec_core.evidence.provenance import device_slug
 from specdec_core.evidence.ragged_records import BATCH_RUN, FAULT_CELL, RAGGED_OUTPUT, RAGGED_ROUND, REALIGN
 from specdec_core.evidence.schemas import Schema
 from specdec_core.evidence.serial_records import DISPATCH, DISPATCH_SHARE, OP_CURVE, SERIAL_CURVE
 from specdec_core.evidence.sweep_claims import by_configuration
 from specdec_core.evidence.sweep_records import CEILING, COST_CURVE, SWEEP, Row, pair_up
+from specdec_core.evidence.training_records import ACCEPTANCE, TRAINING
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -154,6 +157,12 @@ GALLERY: dict[str, Drawing] = {
     "02_speedup_by_k": Drawing((SWEEP,), speedup_by_k, _speedup_caption, _speedup_alt),
     "02_predicted_against_measured": Drawing(
         (SWEEP,), predicted_against_measured, _prediction_caption, _prediction_alt
+    ),
+    "02_drafter_training": Drawing(
+        (TRAINING,), drafter_training, training_words.training_caption, training_words.training_alt
+    ),
+    "02_drafter_acceptance": Drawing(
+        (ACCEPTANCE,), drafter_acceptance, training_words.acceptance_caption, training_words.acceptance_alt
     ),
     "03_curves": Drawing((SERIAL_CURVE,), fan_of_curves, serial_words.fan_caption, serial_words.index_alt),
     "03_serialization_index": Drawing(
