@@ -54,5 +54,17 @@ LOOP = (
 )
 """The decode loop with drafters that any target may have."""
 
+EAGLE = (
+    "specdec_core/drafters/eagle.py",
+    "specdec_core/drafters/eagle_memory.py",
+    "specdec_core/drafters/eagle_tree.py",
+    "specdec_core/kernels/eagle_step/__init__.py",
+    "specdec_core/kernels/eagle_step/numba.py",
+    "specdec_core/kernels/eagle_step/numba_step.py",
+    "specdec_core/models/eagle_checkpoint.py",
+    "specdec_core/measure/drafting.py",
+)
+"""A trained drafter on the compiled engine, and how it is timed."""
+
 DECODING = tuple(dict.fromkeys((*PASS, *LOOP, "specdec_core/drafters/layer_skip.py")))
 """A whole decoder of this package, and how it is timed."""
