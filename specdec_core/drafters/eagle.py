@@ -97,6 +97,7 @@ class _Chain:
         self.tokens: list[int] = []
         self._laws: list[np.ndarray] = []
         self._confidences: list[float] = []
+        self._stuck = False
 
     @property
     def newest(self) -> np.ndarray:
@@ -104,13 +105,16 @@ class _Chain:
 
     @property
     def grows(self) -> bool:
-        return len(self.tokens) < self.view.limit and self.view.policy.proceed(self._confidences)
+        return not self._stuck and len(self.tokens) < self.view.limit and self.view.policy.proceed(self._confidences)
 
     def extend(self, logits: np.ndarray) -> None:
         """Take one more token after `logits` `[D]`."""
         view, options = self.view, self.view.options
         if has_processors(options, len(view.committed) - view.prompt + len(self.tokens)):
             logits = self._words.processed(logits, options, self._history())
+            if np.isneginf(logits).all():  # every token that could be drafted is banned; the target has others
+                self._stuck = True
+                return
         if options.greedy:
             best = int(np.argmax(logits))
             require_finite_peak(float(logits[best]), "the drafter's law")

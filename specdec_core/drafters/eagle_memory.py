@@ -56,7 +56,7 @@ class EagleMemory:
         self.release(slots)
         for slot, prompt, found in zip(slots, prompts, features, strict=True):
             if len(prompt) > 1:
-                hidden = self._projected(found, len(prompt) - 1)
+                hidden = self.step.project(_present(found)[: len(prompt) - 1])
                 for first in range(0, len(prompt) - 2, CHUNK):
                     last = min(first + CHUNK, len(prompt) - 2)
                     self._read([slot], [prompt[first + 1 : last + 1]], hidden[first:last], scored=False)
@@ -64,8 +64,11 @@ class EagleMemory:
 
     def observe(self, slots: np.ndarray, tokens: Sequence[np.ndarray], features: Sequence[Array | None]) -> None:
         """Newly committed tokens, to be read with the next draft."""
-        for slot, emitted, found in zip(slots, tokens, features, strict=True):
-            self._unread.setdefault(int(slot), []).append((emitted, self._projected(found, len(emitted))))
+        counts = [len(each) for each in tokens]
+        hidden = self.step.project(_joined([_present(each)[:n] for each, n in zip(features, counts, strict=True)]))
+        ends = np.cumsum(counts)
+        for slot, emitted, count, end in zip(slots, tokens, counts, ends, strict=True):
+            self._unread.setdefault(int(slot), []).append((emitted, hidden[end - count : end]))
 
     def release(self, slots: np.ndarray) -> None:
         self.cache.release(slots)
@@ -118,14 +121,6 @@ class EagleMemory:
         self.cache.commit(where, [np.arange(len(each)) for each in tokens], epoch)
         return found
 
-    def _projected(self, features: Array | None, count: int) -> Array:
-        if features is None:
-            raise ValueError(
-                "the target returns no features, which this drafter continues: make it with the feature_layers of the "
-                "drafter's checkpoint"
-            )
-        return self.step.project(features[:count])
-
     def _embedded(self, tokens: np.ndarray) -> Array:
         if self._rows is not None:
             return self._rows[tokens]
@@ -158,6 +153,15 @@ def build_step(checkpoint: EagleCheckpoint, target: Checkpoint, placement: Place
     from specdec_core.kernels.eagle_step.torch import TorchEagle
 
     return TorchEagle(checkpoint.config, weights, placement)
+
+
+def _present(features: Array | None) -> Array:
+    if features is None:
+        raise ValueError(
+            "the target returns no features, which this drafter continues: make it with the feature_layers of the "
+            "drafter's checkpoint"
+        )
+    return features
 
 
 def _of_one_width(paths: list[np.ndarray]) -> np.ndarray:

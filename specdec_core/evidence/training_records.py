@@ -28,9 +28,7 @@ TRAINING = Schema(
         "loss": float | None,  # weighted mean over steps since the last check; None at step 0
         "losses": list[float],  # mean cross-entropy of each unrolled step since the last check
         "held_out_losses": list[float],
-        # Held-out greedy rows: conditional acceptance at each position of a chain. The target's most probable token is
-        # looked for in the draft vocabulary: one outside it is not seen to be missed, but by drafted_tau.
-        "greedy_alpha": list[float],
+        "greedy_alpha": list[float],  # held-out greedy rows: conditional acceptance at each position of a chain
         "greedy_tau": float,  # … and tokens a target pass, the rows walked as a decoder would
         "sampled_alpha": list[float],  # held-out rows at T = 1: Σ min(p, q) at each step
         "drafted_tau": float | None,  # by decoding held-out prompts with the drafter as it is served

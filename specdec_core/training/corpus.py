@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -33,11 +34,12 @@ FOLDER = Path(__file__).resolve().parent.parent.parent / "data" / "corpus"
 LARGEST_FILE, LARGEST_VOCABULARY = 2_000_000, 1 << 16
 SAME_START = 24  # continuations that share so many first tokens count as one
 
-CORPUS, SHARD = "specdec corpus, version 1", "specdec corpus shard, version 1"
+CORPUS, SHARD = "specdec corpus, version 2", "specdec corpus shard, version 2"
 IS_GREEDY, IS_HELD_OUT, OF_NEW_TEMPLATE, IS_ENDED = FLAGS = 1, 2, 4, 8
 """Bits of a row's flags."""
 
-_ARRAYS = {"tokens": "uint16", "offsets": "int64", "prompt_lengths": "int32", "flags": "uint8", "prompts": "int32"}
+_ARRAYS = {"tokens": "uint8", "offsets": "int64", "prompt_lengths": "int32", "flags": "uint8", "prompts": "int32"}
+"""What a file holds, and in which types: the tokens are an LZMA stream of uint16, a third of their size."""
 
 Entry = tuple[np.ndarray, int, int, int]  # one row's tokens, prompt length, flags and prompt, as in `Corpus`
 
@@ -267,7 +269,8 @@ def _write(corpus: Corpus, path: Path) -> None:
     with atomic_write(path) as temporary, safetensors_as_os_error():
         # One entry, because the library orders several at random: equal corpora are equal files.
         header = {"corpus": json.dumps(corpus.origin, sort_keys=True)}
-        save_file({name: getattr(corpus, name) for name in _ARRAYS}, temporary, metadata=header)
+        arrays = {name: getattr(corpus, name) for name in _ARRAYS} | {"tokens": _compressed(corpus.tokens)}
+        save_file(arrays, temporary, metadata=header)
         if temporary.stat().st_size > LARGEST_FILE:
             size = temporary.stat().st_size
             raise CorpusError(f"{path} would be {size} bytes: expected {LARGEST_FILE} at most; plan fewer prompts")
@@ -287,10 +290,18 @@ def _read(path: Path, expected: Mapping[str, Any]) -> Corpus:
         raise CorpusError(f"{path} is of {given}: expected {dict(expected)}; choose another, or an empty folder")
     if (types := {name: values.dtype.name for name, values in arrays.items()}) != _ARRAYS:
         raise CorpusError(f"{path} holds arrays {types}: expected {_ARRAYS}; make it again")
+    try:
+        arrays["tokens"] = np.frombuffer(lzma.decompress(arrays["tokens"].tobytes()), np.uint16)
+    except (lzma.LZMAError, ValueError) as error:
+        raise CorpusError(f"{path} is damaged in its tokens ({error}); remove it and make it again") from None
     corpus = Corpus(**arrays, origin=origin)
     if fault := _fault(corpus):
         raise CorpusError(f"{path}: {fault}; remove it and make it again")
     return corpus
+
+
+def _compressed(tokens: np.ndarray) -> np.ndarray:
+    return np.frombuffer(lzma.compress(np.ascontiguousarray(tokens).tobytes(), preset=9), np.uint8)
 
 
 def _fault(corpus: Corpus) -> str | None:

@@ -55,7 +55,7 @@ def judge(learner: EagleLearner, corpus: Corpus, features: np.ndarray, rows: np.
     taken, rounds = 0, 0
     tested, accepted = np.zeros(plan.unroll, np.int64), np.zeros(plan.unroll, np.int64)
     for batch in _batches(corpus, features, greedy, plan.unroll):
-        agree = learner.judge(batch, plan.unroll, plan.mixed).agree
+        agree = learner.judge(batch, plan.unroll, plan.mixed).agree & draftable(batch, learner.tokens, plan.unroll)
         for row in range(len(batch.tokens)):
             for run, depth in walk(agree[:, row].numpy(), batch, row):
                 taken, rounds = taken + run + 1, rounds + 1
@@ -63,6 +63,19 @@ def judge(learner: EagleLearner, corpus: Corpus, features: np.ndarray, rows: np.
                 accepted[:run] += 1
     alpha = np.divide(accepted, tested, out=np.zeros(plan.unroll), where=tested > 0)
     return Check(losses, alpha.tolist(), taken / max(1, rounds), common)
+
+
+def draftable(batch: Batch, tokens: torch.Tensor, unroll: int) -> torch.Tensor:
+    """`[U, B, A]` bool: the token that the text has next can be drafted. On a greedy row that is the target's choice.
+
+    The learner looks for the target's most probable token in the draft vocabulary, so it does not see one outside it
+    missed. What follows a row's last token is not known and taken for draftable.
+    """
+    known = torch.isin(batch.tokens, tokens)
+    rows, after = torch.arange(len(batch.tokens))[:, None], batch.anchors + 1
+    steps = [after + step for step in range(unroll)]
+    last = batch.tokens.shape[1] - 1
+    return torch.stack([known[rows, each.clamp(max=last)] | (each >= batch.lengths[:, None]) for each in steps])
 
 
 def walk(agree: np.ndarray, batch: Batch, row: int) -> list[tuple[int, int]]:

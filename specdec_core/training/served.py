@@ -18,6 +18,7 @@ from specdec_core.training.corpus import IS_GREEDY, Corpus, corpus_path, load_co
 from specdec_core.training.eagle_batches import batch_of
 from specdec_core.training.eagle_learner import EagleLearner
 from specdec_core.training.feature_cache import corpus_features
+from specdec_core.training.held_out import draftable
 
 
 def held_out_prompts(corpus: Corpus, count: int) -> list[tuple[int, ...]]:
@@ -43,8 +44,7 @@ def served_as_trained(
     """(rounds in which as many draft tokens were accepted as training's own pass says, rounds), over greedy rows.
 
     Serving gives as much as training promises only if both see the same: positions, features and prefix. Rounds near a
-    row's end, where room limits the draft, are left out. Prompts have two tokens or more. Training compares within the
-    draft vocabulary, so where the text has a token outside it, nothing is taken as promised.
+    row's end, where room limits the draft, are left out. Prompts have two tokens or more.
     """
     learner = EagleLearner(drafter.config, opened.checkpoint, drafter.tokens, 1.0, 0)
     learner.load(dict(drafter.weights))
@@ -53,14 +53,14 @@ def served_as_trained(
     for row in rows:
         prompt, written = corpus.row(row)
         batch = batch_of(corpus, features, np.array([row]), k)
-        agree = learner.judge(batch, k, mixed=False).agree[:, 0].numpy()
+        judged = learner.judge(batch, k, mixed=False).agree & draftable(batch, drafter.tokens, k)
+        agree, emitted = judged[:, 0].numpy(), 0
         options = Options(max_new_tokens=len(written))
-        known, emitted = np.isin(written, drafter.tokens.numpy()), 0
         for each in decode(opened.target, [Request(tuple(prompt.tolist()), options, FixedLength(k))], served):
             if emitted + k + 1 >= len(written):
                 break
             # The round that starts here, whatever the rounds before it accepted.
-            promised = int(np.argmin([*(agree[:, emitted] & known[emitted : emitted + k]), False]))
+            promised = int(np.argmin([*agree[:, emitted], False]))
             alike, total = alike + (each.rows[0].accepted == promised), total + 1
             emitted += len(each.rows[0].emitted)
     return alike, total

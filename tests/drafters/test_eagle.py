@@ -569,3 +569,17 @@ def test_the_head_is_the_targets_whether_or_not_it_is_the_embedding(engine):
         logits, hidden = (host(each).astype(np.float64) for each in step(plan, cache, ones, ones, np.array([0])))
         normed = hidden / np.sqrt((hidden**2).mean() + eagle.config.norm_eps)
         np.testing.assert_allclose(logits, normed * eagle.weights["norm.weight"].double().numpy() @ head.T, rtol=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_where_every_token_that_can_be_drafted_is_banned_nothing_is_drafted(temperature):
+    model, _ = tiny_target("torch")
+    checkpoint = tiny_eagle(6, exact_models.tiny(1), LAYERS, vocabulary=2)
+    banned = {"eos": tuple(checkpoint.tokens.tolist()), "min_new_tokens": 3, "max_new_tokens": 4}
+    request = exact_grid.request(2, temperature=temperature, **banned)
+    used = EagleDrafter(checkpoint, exact_models.tiny(1), ENGINES["torch"])
+    [*first, _] = [row for each in decode(model, [request], used) for row in each.rows]
+    assert [(row.drafted, len(row.emitted)) for row in first] == [((), 1)] * 3
+    if temperature == 0:
+        [plain] = generate(model, [replace(request, policy=None)])
+        assert plain == generate(model, [request], used)[0]

@@ -78,10 +78,11 @@ class TestTheWalk:
 
 
 class Stub:
-    """A learner that knows which tokens it foresees: `right[u]` of those that step u reads. It notes what it sees."""
+    """A learner that knows behind which tokens it is right: `right[u]` of those that step u reads. It notes what it
+    sees, and can draft `drafted` only."""
 
-    def __init__(self, right: Sequence[set[int]]):
-        self._right, self.seen = right, list[Batch]()
+    def __init__(self, right: Sequence[set[int]], drafted: Sequence[int]):
+        self._right, self.seen, self.tokens = right, list[Batch](), torch.tensor(drafted)
 
     def eval(self) -> None:
         pass
@@ -108,12 +109,12 @@ class TestJudging:
     FEATURES = random_features(CORPUS)
     RIGHT = ({0, 1, 2, 5}, {1, 2, 3, 4}, {0, 2, 4})
 
-    def found(self, rows, **changes) -> tuple[Any, Stub]:
-        stub: Any = Stub(self.RIGHT)
+    def found(self, rows, drafted=range(6), **changes) -> tuple[Any, Stub]:
+        stub: Any = Stub(self.RIGHT, list(drafted))
         return judge(stub, self.CORPUS, self.FEATURES, np.array(rows), replace(PLAN, **changes)), stub
 
-    def by_hand(self, rows) -> tuple[list[float], float]:
-        """α and τ, row by row and token by token."""
+    def by_hand(self, rows, drafted) -> tuple[list[float], float]:
+        """α and τ, row by row and token by token. What follows a row's last token counts as one that can be drafted."""
         tested, accepted, tokens, rounds = [0] * UNROLL, [0] * UNROLL, 0, 0
         for row in rows:
             text = self.CORPUS.sequence(row).tolist()
@@ -122,7 +123,8 @@ class TestJudging:
                 step = 0
                 while step < UNROLL and newest + step < len(text):
                     tested[step] += 1
-                    if text[newest + step] not in self.RIGHT[step]:
+                    following = text[newest + step + 1 : newest + step + 2]
+                    if text[newest + step] not in self.RIGHT[step] or not set(following) <= set(drafted):
                         break
                     accepted[step] += 1
                     step += 1
@@ -130,10 +132,11 @@ class TestJudging:
         return [a / t for a, t in zip(accepted, tested, strict=True)], tokens / rounds
 
     @pytest.mark.parametrize("together", [1, 16])
-    def test_greedy_rows_are_walked(self, monkeypatch, together):
+    @pytest.mark.parametrize("drafted", [range(6), (0, 1, 3, 4, 5), (0, 2, 3, 5)], ids=str)
+    def test_greedy_rows_are_walked(self, monkeypatch, together, drafted):
         monkeypatch.setattr(module, "ROWS", together)
-        found, _ = self.found([2, 3, 0, 5])
-        alpha, tau = self.by_hand([2, 3, 0])
+        found, _ = self.found([2, 3, 0, 5], drafted)
+        alpha, tau = self.by_hand([2, 3, 0], drafted)
         assert found.greedy_alpha == pytest.approx(alpha, rel=1e-12)
         assert found.greedy_tau == pytest.approx(tau, rel=1e-12) and 1 < tau < 1 + UNROLL
 
