@@ -59,7 +59,7 @@ class CorpusPlan:
     chunk: int = 64
 
 
-PLANS = {"quick": CorpusPlan(24, 16, batch=8, seed=1, chunk=8), "full": CorpusPlan(3072, 160, batch=32, seed=1)}
+PLANS = {"quick": CorpusPlan(24, 16, batch=8, seed=1, chunk=8), "full": CorpusPlan(5952, 160, batch=32, seed=1)}
 
 
 @dataclass(frozen=True, eq=False)
