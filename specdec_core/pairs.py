@@ -89,6 +89,11 @@ def open_drafter(kind: str, opened: Opened) -> tuple[Drafter | None, Target | No
     return ModelDrafter(model.target, opened.target.vocabulary), model.target
 
 
+def file_name(model: str) -> str:
+    """A model's name as part of a file's name: a hub's has signs that no file may have."""
+    return model.replace(":", "-").replace("/", "-")
+
+
 def eagle_path(opened: Opened) -> Path:
     """Where the drafter trained for this target is committed."""
     return _eagle_file("eagle", opened.checkpoint.name)
@@ -96,9 +101,7 @@ def eagle_path(opened: Opened) -> Path:
 
 def _eagle_file(kind: str, target: str) -> Path:
     argument = kind.partition(":")[2]
-    return (
-        Path(argument) if argument else CHECKPOINTS / f"eagle-{target.replace(':', '-').replace('/', '-')}.safetensors"
-    )
+    return Path(argument) if argument else CHECKPOINTS / f"eagle-{file_name(target)}.safetensors"
 
 
 def _open_eagle(kind: str, opened: Opened) -> EagleDrafter | EagleTreeDrafter:

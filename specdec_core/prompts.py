@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, TypeVar, cast
 
 FOLDER = Path(__file__).resolve().parent.parent / "data" / "prompts"
 DOMAINS = ("math", "code", "chat")
+Item = TypeVar("Item")
 _ENTRIES = {"id", "text", "length", "system"}
 
 
@@ -61,6 +62,11 @@ def tuning(prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:
 def held_out(prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:
     """Those among `prompts` that settings must not have been chosen on: what is reported."""
     return tuple(prompt for prompt in prompts if prompt.split == "report")
+
+
+def spread(items: Sequence[Item], count: int) -> list[Item]:
+    """At most `count` of the items, evenly from all of them: of prompts, some of every domain."""
+    return list(items[:: max(1, len(items) // max(1, count))][:count])
 
 
 def _read(domain: str) -> list[Prompt]:

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from specdec_core import prompts
-from specdec_core.prompts import DOMAINS, held_out, load_prompts, tuning
+from specdec_core.prompts import DOMAINS, held_out, load_prompts, spread, tuning
 
 
 @pytest.fixture
@@ -114,3 +114,12 @@ def test_a_system_message_goes_first(files):
 def test_torch_is_not_imported():
     code = "import sys, specdec_core.prompts; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=prompts.FOLDER.parent.parent).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(3, [0, 3, 6]), (4, [0, 2, 4, 6]), (10, list(range(10))), (99, list(range(10))), (1, [0]), (0, [])],
+)
+def test_spread_takes_some_of_all(count, expected):
+    assert spread(list(range(10)), count) == expected
+    assert spread([], count) == []

@@ -26,7 +26,7 @@ from specdec_core.lengths.fixed import FixedLength
 from specdec_core.measure.sweep import Case
 from specdec_core.models.eagle_checkpoint import EagleCheckpoint
 from specdec_core.pairs import Opened
-from specdec_core.prompts import Prompt, held_out, load_prompts
+from specdec_core.prompts import held_out, load_prompts, spread
 from specdec_core.protocol import Drafter
 from specdec_core.rows import Request
 from specdec_core.sampling import Options
@@ -46,22 +46,26 @@ AUDIT_CODE = (
 
 
 @dataclass(frozen=True)
-class LosslessPlan:
-    """prompts × tokens that are decoded greedily, at each number of rows together; and audited at T = 1, so many times
-    (no audit with 0 repeats)."""
+class GreedyPlan:
+    """prompts × tokens that are decoded greedily, at each number of rows together."""
 
     prompts: int
     tokens: int
     slots: tuple[int, ...]
-    audited_prompts: int
-    audited_tokens: int
+
+
+@dataclass(frozen=True)
+class AuditPlan:
+    """prompts × tokens × repeats that are sampled at T = 1 with each form of the drafter."""
+
+    prompts: int
+    tokens: int
     repeats: int
 
 
-PLANS = {
-    "quick": LosslessPlan(6, 20, (1, 8), audited_prompts=0, audited_tokens=0, repeats=0),
-    "full": LosslessPlan(144, 48, (1, 8), audited_prompts=46, audited_tokens=100, repeats=2),
-}
+PLANS = {"quick": GreedyPlan(6, 20, (1, 8)), "full": GreedyPlan(144, 48, (1, 8))}
+AUDITED = AuditPlan(46, 100, 2)
+"""9,200 tokens of each form; too long for a quick run."""
 
 
 def shipped_drafters(checkpoint: EagleCheckpoint, opened: Opened) -> dict[str, Drafter]:
@@ -71,19 +75,18 @@ def shipped_drafters(checkpoint: EagleCheckpoint, opened: Opened) -> dict[str, D
 
 
 def agree_with_drafter(
-    plan: LosslessPlan, opened: Opened, checkpoint: EagleCheckpoint, profile: str, layout: Layout | None = None
+    plan: GreedyPlan, opened: Opened, checkpoint: EagleCheckpoint, profile: str, layout: Layout | None = None
 ) -> list[dict[str, Any]]:
     """GREEDY rows: speculative against autoregressive tokens, for every number of rows together."""
     options = Options(max_new_tokens=plan.tokens, eos=opened.tokenizer.eos_ids)
-    chosen = _spread(load_prompts(), plan.prompts)
+    chosen = spread(load_prompts(), plan.prompts)
     cases = [Case(p.id, p.domain, p.split, tuple(opened.tokenizer.chat(p.messages))) for p in chosen]
     target, layout = opened.target, layout or Layout()
     backend = f"{target.placement.engine} {target.placement.dtype}"
-    reference, kept = target.float64_reference(), []
+    drafters, reference, kept = shipped_drafters(checkpoint, opened), target.float64_reference(), []
     folder, provenance = layout.records(profile), fingerprint(profile)
     with RecordWriter(folder, "02_drafter_greedy", GREEDY, provenance, code=GREEDY_CODE, layout=layout) as file:
         for slots in plan.slots:
-            drafters = shipped_drafters(checkpoint, opened)
             for row in greedy_agreement(backend, target, reference, drafters, cases, options, k=K, slots=slots):
                 kept.append(row)
                 file.append(row)
@@ -91,12 +94,12 @@ def agree_with_drafter(
 
 
 def audit_drafter(
-    plan: LosslessPlan, opened: Opened, checkpoint: EagleCheckpoint, profile: str, layout: Layout | None = None
+    plan: AuditPlan, opened: Opened, checkpoint: EagleCheckpoint, profile: str, layout: Layout | None = None
 ) -> list[dict[str, Any]]:
     """AUDIT rows: text sampled at T = 1 with the drafter, held against the target by the battery of notebook 01."""
-    whole: dict[str, Any] = {"max_new_tokens": plan.audited_tokens, "min_new_tokens": plan.audited_tokens}
+    whole: dict[str, Any] = {"max_new_tokens": plan.tokens, "min_new_tokens": plan.tokens}
     options = Options(temperature=1.0, eos=opened.tokenizer.eos_ids, **whole)
-    chosen = _spread(held_out(load_prompts()), plan.audited_prompts)
+    chosen = spread(held_out(load_prompts()), plan.prompts)
     prompts = [tuple(opened.tokenizer.chat(prompt.messages)) for prompt in chosen]
     layout, kept = layout or Layout(), []
     folder, provenance = layout.records(profile), fingerprint(profile)
@@ -115,7 +118,7 @@ def rows_beside_others(
 ) -> Iterator[tuple[str, bool]]:
     """(drafter and prompt, whether a row sampled at T = 1 beside others has the tokens that it has alone)."""
     options = Options(temperature=1.0, max_new_tokens=tokens, eos=opened.tokenizer.eos_ids, seed=3)
-    chosen = _spread(load_prompts(), prompts)
+    chosen = spread(load_prompts(), prompts)
     requests = [
         Request(tuple(opened.tokenizer.chat(prompt.messages)), options, FixedLength(1 + key % K), key)
         for key, prompt in enumerate(chosen)
@@ -125,8 +128,3 @@ def rows_beside_others(
         for prompt, request, output in zip(chosen, requests, together, strict=True):
             [alone] = generate(opened.target, [request], drafter)
             yield f"{name}, {prompt.id}", alone == output
-
-
-def _spread(prompts: tuple[Prompt, ...], count: int) -> tuple[Prompt, ...]:
-    """So many prompts, of every domain."""
-    return prompts[:: max(1, len(prompts) // max(1, count))][:count]

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from specdec_core.arrays import Array, host
-from specdec_core.drafters.eagle_memory import EagleMemory, Places
+from specdec_core.arrays import host
+from specdec_core.drafters.eagle_memory import EagleBase, Places
 from specdec_core.models.checkpoints import Checkpoint
 from specdec_core.models.eagle_checkpoint import EagleCheckpoint
 from specdec_core.placement import Placement
@@ -23,31 +23,15 @@ from specdec_core.sampling import History, Options, has_processors, law, process
 from specdec_core.topology import chain
 
 
-class EagleDrafter:
-    """Drafts chains with a trained drafter; rows step together.
-
-    The target that it drafts for must return the features of `checkpoint.feature_layers`.
-    """
+class EagleDrafter(EagleBase):
+    """Drafts chains with a trained drafter; rows step together."""
 
     def __init__(self, checkpoint: EagleCheckpoint, target: Checkpoint, placement: Placement):
-        self.checkpoint = checkpoint
-        self.memory = EagleMemory(checkpoint, target, placement)
+        super().__init__(checkpoint, target, placement)
         self._words = DraftWords(checkpoint.tokens.numpy(), target.config.vocabulary)
 
     def most_nodes(self, depth: int) -> int:
         return depth
-
-    def start(self, slots: int, capacity: int) -> None:
-        self.memory.start(slots, capacity)
-
-    def admit(self, slots: np.ndarray, prompts: Sequence[np.ndarray], features: Sequence[Array | None]) -> None:
-        self.memory.admit(slots, prompts, features)
-
-    def observe(self, slots: np.ndarray, tokens: Sequence[np.ndarray], features: Sequence[Array | None]) -> None:
-        self.memory.observe(slots, tokens, features)
-
-    def release(self, slots: np.ndarray) -> None:
-        self.memory.release(slots)
 
     def propose(self, views: Sequence[RowView], state: Any) -> list[Draft]:
         chains = [_Chain(view, self._words) for view in views]

@@ -35,7 +35,7 @@ class Continued:
 
 
 class EagleMemory:
-    """Rows' caches, and the step that writes them. `scratch` entries behind the committed ones hold drafted tokens."""
+    """Rows' caches, and the step that writes them. Entries behind the committed ones hold drafted tokens."""
 
     def __init__(self, checkpoint: EagleCheckpoint, target: Checkpoint, placement: Placement):
         checkpoint.require_target(target)
@@ -47,6 +47,7 @@ class EagleMemory:
         self._rows = host(self._embedding) if wanted else None
 
     def start(self, slots: int, capacity: int) -> None:
+        """Make room for so many rows of so many entries; forgets everything."""
         c, place = self.config, self.placement
         self.cache = RaggedKV(1, slots, c.kv_heads, capacity, c.head_dim, place.torch_dtype, place.torch_device)
         self._unread: dict[int, list[tuple[np.ndarray, Array]]] = {}
@@ -126,6 +127,29 @@ class EagleMemory:
             return self._rows[tokens]
         rows = self._embedding[torch.as_tensor(tokens)]
         return host(rows.float()) if self.placement.engine == "numba" else rows
+
+
+class EagleBase:
+    """What drafters on such a memory share: they are told of rows in the same way, and differ in what they propose.
+
+    The target that they draft for must return the features of `checkpoint.feature_layers`.
+    """
+
+    def __init__(self, checkpoint: EagleCheckpoint, target: Checkpoint, placement: Placement):
+        self.checkpoint = checkpoint
+        self.memory = EagleMemory(checkpoint, target, placement)
+
+    def start(self, slots: int, capacity: int) -> None:
+        self.memory.start(slots, capacity)
+
+    def admit(self, slots: np.ndarray, prompts: Sequence[np.ndarray], features: Sequence[Array | None]) -> None:
+        self.memory.admit(slots, prompts, features)
+
+    def observe(self, slots: np.ndarray, tokens: Sequence[np.ndarray], features: Sequence[Array | None]) -> None:
+        self.memory.observe(slots, tokens, features)
+
+    def release(self, slots: np.ndarray) -> None:
+        self.memory.release(slots)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from specdec_core.arrays import Array, host
-from specdec_core.drafters.eagle_memory import EagleMemory, Places
+from specdec_core.drafters.eagle_memory import EagleBase, Places
 from specdec_core.models.checkpoints import Checkpoint
 from specdec_core.models.eagle_checkpoint import EagleCheckpoint
 from specdec_core.placement import Placement
@@ -25,7 +25,7 @@ from specdec_core.protocol import NO_DRAFT, Draft, RowView
 from specdec_core.topology import tree
 
 
-class EagleTreeDrafter:
+class EagleTreeDrafter(EagleBase):
     """Drafts trees with a trained drafter; rows step together.
 
     nodes  most draft tokens of a tree.
@@ -42,25 +42,13 @@ class EagleTreeDrafter:
                 f"a tree of {nodes} nodes, {width} a depth: expected 1 ≤ width ≤ nodes, and width at most the "
                 f"{checkpoint.config.vocabulary} tokens that can be drafted"
             )
-        self.checkpoint, self.nodes, self.width = checkpoint, nodes, width
-        self.memory = EagleMemory(checkpoint, target, placement)
+        super().__init__(checkpoint, target, placement)
+        self.nodes, self.width = nodes, width
         self._tokens = checkpoint.tokens.numpy()
 
     def most_nodes(self, depth: int) -> int:
         """Room for the tree, and for what is read while it grows."""
         return max(self.nodes, self.width * depth)
-
-    def start(self, slots: int, capacity: int) -> None:
-        self.memory.start(slots, capacity)
-
-    def admit(self, slots: np.ndarray, prompts: Sequence[np.ndarray], features: Sequence[Array | None]) -> None:
-        self.memory.admit(slots, prompts, features)
-
-    def observe(self, slots: np.ndarray, tokens: Sequence[np.ndarray], features: Sequence[Array | None]) -> None:
-        self.memory.observe(slots, tokens, features)
-
-    def release(self, slots: np.ndarray) -> None:
-        self.memory.release(slots)
 
     def propose(self, views: Sequence[RowView], state: Any) -> list[Draft]:
         trees = [_Tree(view, self.nodes, self.width) for view in views]

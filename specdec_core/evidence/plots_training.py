@@ -4,29 +4,34 @@ nothing saved."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from specdec_core.evidence.figures import Series, in_house_style, legend_below, new_figure, series_styles, with_bars
-from specdec_core.evidence.sweep_records import Row
-from specdec_core.statistics.intervals import Interval, ratio_interval
+from specdec_core.evidence.training_records import (
+    TOGETHER,
+    Row,
+    Rows,
+    alpha_by_position,
+    best_check,
+    by_arm,
+    domains,
+    prompts,
+    report,
+    taus,
+    without_repetition,
+)
+from specdec_core.statistics.intervals import Interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Rows = Sequence[Row]
 Points = list[tuple[float, float]]
 """Abscissae and heights of a series."""
 
 DASHED: Any = (0, (4, 1.5))
-TOGETHER = "all"
-"""The name of all domains together."""
-TESTED = 10
-"""A position tested fewer times says nothing."""
 WORKED_OUT, DRAFTED = "τ worked out in training", "τ by real drafting"
 
 
@@ -102,11 +107,6 @@ def drafter_acceptance(rows: Rows) -> Figure:
     return figure
 
 
-def best_check(rows: Rows) -> Row:
-    """The check whose weights are kept: the largest τ on held-out greedy rows, the newest of equals."""
-    return max(rows, key=lambda row: (row["greedy_tau"], row["step"]))
-
-
 def shown_checks(rows: Rows) -> list[Row]:
     """Up to three checks in the order of steps: the first two and the best, or the last if the best is one of them."""
     ordered = sorted(rows, key=lambda row: row["step"])
@@ -126,53 +126,6 @@ def decided(alpha: Sequence[float]) -> list[float]:
 def widest(rows: Rows) -> int:
     """U, the unrolled steps of a training run; 1 if there are no rows."""
     return max((len(row["greedy_alpha"]) for row in rows), default=1)
-
-
-def by_arm(rows: Rows) -> dict[str, list[Row]]:
-    """Label → rows of the report prompts of an arm, lower temperatures first."""
-    found: dict[str, list[Row]] = {}
-    for row in sorted(report(rows), key=lambda row: row["temperature"]):
-        found.setdefault(f"{row['arm']}, K = {row['K']}, T = {row['temperature']:g}", []).append(row)
-    return found
-
-
-def report(rows: Rows) -> list[Row]:
-    return [row for row in rows if row["split"] == "report"]
-
-
-def without_repetition(rows: Rows) -> list[Row]:
-    return [row for row in rows if not row["repetitive"]]
-
-
-def prompts(rows: Iterable[Row]) -> int:
-    return len({row["prompt_id"] for row in rows})
-
-
-def domains(rows: Rows) -> list[str]:
-    """Domains of the report prompts as they come, and behind them all together."""
-    return [*dict.fromkeys(row["domain"] for row in report(rows)), TOGETHER]
-
-
-def alpha_by_position(rows: Rows, minimum: int = TESTED) -> list[float]:
-    """α_i of i = 1, 2, …: Σaccepted/Σtested over prompts; NaN where it was tested fewer than `minimum` times."""
-    totals = np.zeros((2, max((len(row["tested_by_position"]) for row in rows), default=0)))
-    for row in rows:
-        for total, field in zip(totals, ("accepted_by_position", "tested_by_position"), strict=True):
-            total[: len(row[field])] += row[field]
-    return [float(a / t) if t >= max(minimum, 1) else math.nan for a, t in zip(*totals, strict=True)]
-
-
-def taus(rows: Rows) -> dict[str, Interval]:
-    """τ = Σtokens/Σpasses of one arm with its 95% interval over prompts, by domain and of all together."""
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        found.setdefault(row["domain"], []).append(row)
-    if rows:
-        found[TOGETHER] = list(rows)
-    return {
-        domain: ratio_interval([row["tokens"] for row in own], [row["target_passes"] for row in own])
-        for domain, own in found.items()
-    }
 
 
 def _check_name(row: Row, rows: Rows) -> str:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from specdec_core.evidence.plots_training import (
+from specdec_core.evidence.plots_training import decided, widest
+from specdec_core.evidence.training_records import (
     TESTED,
     TOGETHER,
     Rows,
     alpha_by_position,
     best_check,
     by_arm,
-    decided,
     prompts,
     report,
     taus,
-    widest,
     without_repetition,
 )
 from specdec_core.statistics.intervals import Interval

@@ -12,7 +12,7 @@ from specdec_core.measure.cost_model import count
 from specdec_core.measure.sweep import is_repetitive
 from specdec_core.pairs import Opened
 from specdec_core.prompts import Prompt
-from specdec_core.protocol import Drafter, Round
+from specdec_core.protocol import Drafter, Round, RowRound
 from specdec_core.rows import Request
 from specdec_core.sampling import Options
 
@@ -47,8 +47,11 @@ def acceptance_rows(
     for arm in arms:
         rounds = run(arm.drafter, arm.k, arm.temperature)
         emitted = outputs(rounds, len(ids))
+        own: list[list[RowRound]] = [[] for _ in ids]
+        for row in (row for each in rounds for row in each.rows):
+            own[row.key].append(row)
         for key, prompt in enumerate(prompts):
-            counts = count(_of_row(rounds, key))
+            counts = count([Round(0, tuple(own[key]), 0)])
             yield {
                 "arm": arm.name,
                 "K": arm.k,
@@ -60,7 +63,7 @@ def acceptance_rows(
                 "identical": emitted[key].tokens == plain[key].tokens,
                 "tokens": counts.tokens,
                 "target_passes": counts.rounds,
-                "nodes": sum(sum(row.drafted) for each in rounds for row in each.rows if row.key == key),
+                "nodes": sum(sum(row.drafted) for row in own[key]),
                 "tested_by_position": counts.tested.tolist(),
                 "accepted_by_position": counts.accepted.tolist(),
             }
@@ -70,33 +73,3 @@ def tau(rows: Iterable[Mapping[str, Any]]) -> float:
     """τ of rows together: tokens emitted per target pass."""
     chosen = list(rows)
     return sum(row["tokens"] for row in chosen) / sum(row["target_passes"] for row in chosen)
-
-
-@dataclass(frozen=True)
-class ArmTau:
-    """τ of one arm over its rows: those whose greedy answer does not repeat itself (NaN if there are none), and all."""
-
-    words: str
-    temperature: float
-    clean: float
-    all: float
-
-
-def by_arm(rows: Iterable[Mapping[str, Any]]) -> list[ArmTau]:
-    """τ of each arm, in the order of the rows."""
-    arms: dict[tuple[str, int, float], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        arms.setdefault((row["arm"], row["K"], row["temperature"]), []).append(row)
-    found = []
-    for (arm, k, temperature), chosen in arms.items():
-        clean = [row for row in chosen if not row["repetitive"]]
-        found.append(ArmTau(f"{arm}, K = {k}", temperature, tau(clean) if clean else float("nan"), tau(chosen)))
-    return found
-
-
-def _of_row(rounds: Sequence[Round], key: int) -> list[Round]:
-    return [
-        Round(each.index, tuple(row for row in each.rows if row.key == key), each.nodes, each.seconds)
-        for each in rounds
-        if any(row.key == key for row in each.rows)
-    ]

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from specdec_core.cache import atomic_write
+from specdec_core.evidence.training_records import Row, best_check, by_arm, without_repetition
 from specdec_core.models.eagle_checkpoint import eagle_fingerprint
-from specdec_core.training.acceptance import by_arm
+from specdec_core.training.acceptance import tau
 from specdec_core.training.corpus import Corpus
 from specdec_core.training.distill import Trained
 
 
-def write_card(path: Path, trained: Trained, served: Sequence[Mapping[str, Any]], corpus: Corpus, command: str) -> Path:
+def write_card(path: Path, trained: Trained, served: Sequence[Row], corpus: Corpus, command: str) -> Path:
     """Write the card (Markdown). Every figure in it comes from the run."""
     drafter, curve = trained.drafter, trained.curve
     config, plan = drafter.config, drafter.card["plan"]
-    best = max(reversed(curve), key=lambda row: row["greedy_tau"])  # of equally good checks the last one was kept
+    best = best_check(curve)
     counts = corpus.origin["counts"]
     parameters = sum(tensor.numel() for tensor in drafter.weights.values())
     head = config.vocabulary * config.hidden_size
@@ -47,12 +48,16 @@ def write_card(path: Path, trained: Trained, served: Sequence[Mapping[str, Any]]
         "",
         "| draft | T | τ without repetitive answers | τ of all |",
         "|---|---|---|---|",
-        *(
-            f"| {each.words} | {each.temperature:g} | {each.clean:.2f} | {each.all:.2f} |"
-            for each in by_arm([row for row in served if row["split"] == "report"])
-        ),
+        *map(_line, by_arm(served).values()),
         "",
     ]
     with atomic_write(path) as temporary:
         temporary.write_text("\n".join(lines), encoding="utf-8")
     return path
+
+
+def _line(rows: Sequence[Row]) -> str:
+    """The table's line of one arm and temperature; NaN where every answer repeats itself."""
+    first, clean = rows[0], without_repetition(rows)
+    clean_tau = tau(clean) if clean else math.nan
+    return f"| {first['arm']}, K = {first['K']} | {first['temperature']:g} | {clean_tau:.2f} | {tau(rows):.2f} |"

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from specdec_core.cache import atomic_write
 from specdec_core.decode import Output, decode, generate, outputs
 from specdec_core.models.errors import safetensors_as_os_error
-from specdec_core.pairs import Opened
+from specdec_core.pairs import Opened, file_name
 from specdec_core.prompts import Prompt
 from specdec_core.rows import Request
 from specdec_core.sampling import Options
@@ -124,7 +124,7 @@ class Corpus:
 
 def corpus_path(opened: Opened) -> Path:
     """Where this target's corpus is committed."""
-    return FOLDER / f"{opened.checkpoint.name.replace(':', '-').replace('/', '-')}.safetensors"
+    return FOLDER / f"{file_name(opened.checkpoint.name)}.safetensors"
 
 
 def generate_corpus(plan: CorpusPlan, opened: Opened, folder: Path, progress: bool = False) -> list[Path]:

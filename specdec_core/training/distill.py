@@ -23,14 +23,16 @@ from torch import Tensor
 from tqdm import tqdm
 
 from specdec_core.cache import atomic_write
+from specdec_core.evidence.training_records import best_check
 from specdec_core.models.checkpoints import Checkpoint
-from specdec_core.models.eagle_checkpoint import EagleCheckpoint, eagle_config, eagle_fingerprint
+from specdec_core.models.eagle_checkpoint import EagleCheckpoint, eagle_config
 from specdec_core.models.errors import safetensors_as_os_error
 from specdec_core.placement import physical_threads
 from specdec_core.training.corpus import Corpus
+from specdec_core.training.distilled_loss import Loss
 from specdec_core.training.draft_vocabulary import draft_vocabulary
 from specdec_core.training.eagle_batches import batch_of, training_order
-from specdec_core.training.eagle_learner import EagleLearner, Loss, feature_scale
+from specdec_core.training.eagle_learner import EagleLearner, feature_scale
 from specdec_core.training.held_out import Check, check_rows, judge
 
 STATE = "state.safetensors"
@@ -50,6 +52,9 @@ class DistillPlan:
 
     feature_layers  the target's layers whose outputs it reads.
     vocabulary      D, tokens that it can draft.
+    learning_rate   the largest, of AdamW; weight_decay is that of matrices.
+    held_out_rows   answers that a check looks at, half of them greedy.
+    mixed           matrix products in bfloat16.
     unroll          drafting steps that are trained together.
     first_alone     share of the batches that train the first step alone: the others lean on it, and cost as much each.
     rows, steps     rows of a batch, and batches.
@@ -233,7 +238,7 @@ class _Run:
 
     def best(self) -> EagleCheckpoint:
         """The drafter of the check with the largest τ on held-out rows, the last of equal ones."""
-        return self.as_drafter(self._kept, max(reversed(self.curve), key=lambda row: row["greedy_tau"]))
+        return self.as_drafter(self._kept, dict(best_check(self.curve)))
 
     def _identity(self) -> dict[str, Any]:
         plan = json.loads(json.dumps(asdict(self.plan)))
@@ -283,8 +288,3 @@ def learning_rate(plan: DistillPlan, step: int) -> float:
         return plan.learning_rate * (step + 1) / warm
     share = (step - warm) / max(1, plan.steps - warm)
     return plan.learning_rate * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * share)))
-
-
-def drafter_name(checkpoint: EagleCheckpoint) -> str:
-    """A short name that tells its weights."""
-    return f"eagle-{eagle_fingerprint(checkpoint)[:8]}"

@@ -24,6 +24,7 @@ from specdec_core.models.eagle_checkpoint import EagleCheckpoint, save_eagle
 from specdec_core.models.registry import load
 from specdec_core.pairs import Opened, eagle_path, open_target
 from specdec_core.prompts import Prompt, load_prompts
+from specdec_core.protocol import Drafter
 from specdec_core.training.acceptance import Arm, acceptance_rows
 from specdec_core.training.card import write_card
 from specdec_core.training.corpus import corpus_path, load_corpus, only_rows
@@ -35,8 +36,8 @@ NAME = "eagle"
 CODE = (
     *(
         f"specdec_core/training/{name}.py"
-        for name in ("acceptance", "corpus", "distill", "draft_vocabulary", "eagle_batches", "eagle_learner",
-                     "eagle_run", "feature_cache", "held_out", "served")
+        for name in ("acceptance", "corpus", "distill", "distilled_loss", "draft_vocabulary", "eagle_batches",
+                     "eagle_learner", "eagle_run", "feature_cache", "held_out", "served")
     ),
     "specdec_core/drafters/eagle.py",
     "specdec_core/drafters/eagle_memory.py",
@@ -142,11 +143,10 @@ def _serve(plan: EagleRun, opened: Opened, drafter: EagleCheckpoint, progress: b
     for domain in ("math", "code", "chat"):
         prompts += load_prompts(domain)[: plan.prompts]
     place, weights, k = opened.target.placement, opened.checkpoint, plan.distill.unroll
-    arms = [
-        Arm("chain", EagleDrafter(drafter, weights, place), k),
-        Arm("tree", EagleTreeDrafter(drafter, weights, place), k),
-        Arm("chain", EagleDrafter(drafter, weights, place), k, temperature=1.0),
-        Arm("tree", EagleTreeDrafter(drafter, weights, place), k, temperature=1.0),
-    ]
+    forms: dict[str, Drafter] = {
+        "chain": EagleDrafter(drafter, weights, place),
+        "tree": EagleTreeDrafter(drafter, weights, place),
+    }
+    arms = [Arm(name, form, k, temperature) for temperature in (0.0, 1.0) for name, form in forms.items()]
     rows = acceptance_rows(opened, arms, prompts, plan.max_new_tokens)
     return list(tqdm(rows, "serving", total=len(arms) * len(prompts), disable=not progress))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from specdec_core.prompts import spread
 from specdec_core.training.corpus import IS_GREEDY, Corpus
 from specdec_core.training.eagle_batches import Batch, batch_of
 from specdec_core.training.eagle_learner import EagleLearner
@@ -41,7 +42,7 @@ def check_rows(corpus: Corpus, count: int) -> np.ndarray:
     chosen = []
     for greedy in (True, False):
         rows = [r for r in corpus.held_out if long_enough[r] and corpus.flagged(IS_GREEDY)[r] == greedy]
-        chosen += rows[:: max(1, 2 * len(rows) // max(1, count))][: count // 2]
+        chosen += spread(rows, count // 2)
     return np.array(chosen, np.int64)
 
 

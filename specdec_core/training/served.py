@@ -12,9 +12,10 @@ from specdec_core.lengths.fixed import FixedLength
 from specdec_core.measure.cost_model import count
 from specdec_core.models.eagle_checkpoint import EagleCheckpoint
 from specdec_core.pairs import Opened, open_target
+from specdec_core.prompts import spread
 from specdec_core.rows import Request
 from specdec_core.sampling import Options
-from specdec_core.training.corpus import IS_GREEDY, Corpus, corpus_path, load_corpus, only_rows
+from specdec_core.training.corpus import IS_GREEDY, Corpus, only_rows
 from specdec_core.training.eagle_batches import batch_of
 from specdec_core.training.eagle_learner import EagleLearner
 from specdec_core.training.feature_cache import corpus_features
@@ -24,8 +25,7 @@ from specdec_core.training.held_out import draftable
 def held_out_prompts(corpus: Corpus, count: int) -> list[tuple[int, ...]]:
     """The prompts of so many held-out rows that the target answered greedily, spread over the corpus."""
     rows = [row for row in corpus.held_out if corpus.flagged(IS_GREEDY)[row]]
-    step = max(1, len(rows) // count)
-    return [tuple(corpus.row(row)[0].tolist()) for row in rows[::step][:count]]
+    return [tuple(corpus.row(row)[0].tolist()) for row in spread(rows, count)]
 
 
 def served_tau(
@@ -66,13 +66,15 @@ def served_as_trained(
     return alike, total
 
 
-def compare_on_held_out(drafter: EagleCheckpoint, model: str, answers: int, k: int = 5) -> tuple[int, int]:
-    """`served_as_trained` on the first so many held-out greedy answers of the committed corpus, whose features are
-    worked out here."""
-    opened = open_target(model, feature_layers=drafter.feature_layers)
-    corpus = load_corpus(corpus_path(opened))
+def compare_on_held_out(
+    drafter: EagleCheckpoint, opened: Opened, corpus: Corpus, answers: int, k: int = 5
+) -> tuple[int, int]:
+    """`served_as_trained` on the first so many held-out greedy answers of a corpus, whose features are worked out here.
+
+    opened  the target with the features that the drafter reads.
+    """
     chosen = [row for row in corpus.held_out if corpus.flagged(IS_GREEDY)[row]][:answers]
     part = only_rows(corpus, chosen)
     last = opened.target.config.layers - 1
-    features = corpus_features(part, open_target(model, feature_layers=(*drafter.feature_layers, last)))
+    features = corpus_features(part, open_target(opened.name, opened.target.placement, (*drafter.feature_layers, last)))
     return served_as_trained(drafter, opened, part, features, range(len(part)), k)

@@ -9,7 +9,8 @@ import pytest
 from specdec_core.bench import drafter_lossless
 from specdec_core.bench.drafter_lossless import (
     PLANS,
-    LosslessPlan,
+    AuditPlan,
+    GreedyPlan,
     agree_with_drafter,
     audit_drafter,
     rows_beside_others,
@@ -27,7 +28,7 @@ from specdec_core.placement import Placement
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 LAYERS = (0, 1, 2)
-PLAN = LosslessPlan(4, 8, (1, 3), audited_prompts=6, audited_tokens=30, repeats=1)
+PLAN, AUDIT_PLAN = GreedyPlan(4, 8, (1, 3)), AuditPlan(6, 30, repeats=1)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def test_greedy_rows_of_both_forms_at_every_number_of_rows_together(opened, chec
 
 
 def test_an_audit_of_each_form(opened, checkpoint, layout):
-    rows = audit_drafter(PLAN, opened, checkpoint, "quick", layout)
+    rows = audit_drafter(AUDIT_PLAN, opened, checkpoint, "quick", layout)
     assert {row["decoder"] for row in rows} == {"EAGLE chain", "EAGLE tree"}
     assert {row["tokens"] for row in rows} == {6 * 30}
     assert read_records(layout.records("quick") / "02_drafter_audit.jsonl", AUDIT)[1] == rows

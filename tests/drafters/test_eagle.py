@@ -37,8 +37,9 @@ from specdec_core.sampling import History, LogitsError, Options, law, processed
 from specdec_core.state.ragged_kv import RaggedKV
 from specdec_core.targets.transformer import Transformer
 from specdec_core.topology import chain, forest
+from specdec_core.training.distilled_loss import Loss
 from specdec_core.training.eagle_batches import Batch
-from specdec_core.training.eagle_learner import EagleLearner, Loss
+from specdec_core.training.eagle_learner import EagleLearner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

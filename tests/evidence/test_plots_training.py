@@ -11,17 +11,8 @@ from matplotlib.colors import to_rgb
 from specdec_core.evidence import words_training as words
 from specdec_core.evidence.figures import read_captions
 from specdec_core.evidence.gallery import GALLERY, draw
-from specdec_core.evidence.plots_training import (
-    alpha_by_position,
-    best_check,
-    by_arm,
-    decided,
-    drafter_acceptance,
-    drafter_training,
-    shown_checks,
-    taus,
-)
-from specdec_core.evidence.training_records import ACCEPTANCE, TRAINING
+from specdec_core.evidence.plots_training import decided, drafter_acceptance, drafter_training, shown_checks
+from specdec_core.evidence.training_records import ACCEPTANCE, TRAINING, alpha_by_position, best_check, by_arm, taus
 from specdec_core.statistics.intervals import ratio_interval
 from tests.evidence.test_plots_sweep import texts_of
 

@@ -12,7 +12,7 @@ from specdec_core.decode import decode, generate
 from specdec_core.drafters.eagle import EagleDrafter
 from specdec_core.drafters.layer_skip import LayerSkipDrafter
 from specdec_core.drafters.ngram import NGramDrafter
-from specdec_core.evidence.training_records import ACCEPTANCE
+from specdec_core.evidence.training_records import ACCEPTANCE, by_arm, without_repetition
 from specdec_core.lengths.fixed import FixedLength
 from specdec_core.measure.cost_model import count
 from specdec_core.measure.sweep import is_repetitive
@@ -24,7 +24,7 @@ from specdec_core.prompts import Prompt
 from specdec_core.rows import Request
 from specdec_core.sampling import Options
 from specdec_core.training import acceptance as module
-from specdec_core.training.acceptance import Arm, acceptance_rows, by_arm, tau
+from specdec_core.training.acceptance import Arm, acceptance_rows, tau
 from specdec_core.training.corpus import IS_GREEDY
 from specdec_core.training.served import held_out_prompts, served_tau
 from tests.tiny import save_tiny
@@ -132,11 +132,15 @@ def test_tau_is_of_all_rows_together():
 
 
 def test_arms_come_with_and_without_what_repeats_itself():
-    tree, chain, sampled, short = by_arm(ROWS)
-    assert (tree.words, tree.temperature, tree.clean, tree.all) == ("tree, K = 5", 0.0, 2.0, pytest.approx(100 / 30))
-    assert (chain.words, chain.clean, chain.all) == ("chain, K = 5", 2.0, 2.0)
-    assert sampled.temperature == 1.0 and np.isnan(sampled.clean) and sampled.all == 1.2
-    assert (short.words, short.all) == ("chain, K = 3", 1.4)
+    arms = by_arm([row | {"split": split} for row in ROWS for split in ("report", "tuning")])
+    found = {name: (without_repetition(own), own) for name, own in arms.items()}
+    clean, whole = found["tree, K = 5, T = 0"]
+    assert tau(clean) == 2.0 and tau(whole) == pytest.approx(100 / 30)
+    clean, whole = found["chain, K = 5, T = 0"]
+    assert tau(clean) == tau(whole) == 2.0
+    clean, whole = found["chain, K = 5, T = 1"]
+    assert clean == [] and tau(whole) == 1.2
+    assert tau(found["chain, K = 3, T = 0"][1]) == 1.4 and len(found) == 4
 
 
 class TestWhileItLearns:

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from specdec_core.evidence.training_records import TRAINING
-from specdec_core.models.eagle_checkpoint import eagle_fingerprint
 from specdec_core.training import distill as module
-from specdec_core.training.distill import DistillPlan, Trained, TrainingError, distill, drafter_name, learning_rate
+from specdec_core.training.distill import DistillPlan, Trained, TrainingError, distill, learning_rate
+from specdec_core.training.distilled_loss import Loss
 from specdec_core.training.draft_vocabulary import draft_vocabulary
-from specdec_core.training.eagle_learner import EagleLearner, Loss
+from specdec_core.training.eagle_learner import EagleLearner
 from specdec_core.training.held_out import judge
 from tests.training.test_served_as_trained import CHECKPOINT, LAYERS, UNROLL, VOCABULARY, learned, written
 
@@ -170,7 +170,6 @@ class TestTheDrafter:
         assert drafter.feature_layers == LAYERS and drafter.config.features == len(LAYERS)
         assert drafter.tokens.tolist() == draft_vocabulary(written().corpus, 5).tolist()
         assert drafter.card["plan"]["seed"] == 4 and written().corpus.fingerprint.startswith(drafter.card["corpus"])
-        assert drafter_name(drafter) == f"eagle-{eagle_fingerprint(drafter)[:8]}"
 
     def test_it_can_be_measured_at_every_check(self, tmp_path):
         seen = []

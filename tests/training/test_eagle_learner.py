@@ -11,9 +11,10 @@ from torch import Tensor
 
 from specdec_core.models.checkpoints import tiny_llama
 from specdec_core.models.eagle_checkpoint import eagle_config, expected_shapes
-from specdec_core.training import eagle_learner as module
+from specdec_core.training import distilled_loss as module
+from specdec_core.training.distilled_loss import Loss
 from specdec_core.training.eagle_batches import Batch, batch_of
-from specdec_core.training.eagle_learner import EagleLearner, Loss, feature_scale, initial_weights
+from specdec_core.training.eagle_learner import EagleLearner, feature_scale, initial_weights
 from tests.training.test_eagle_batches import random_corpus, random_features
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -29,7 +29,6 @@ from specdec_core.sampling import Options
 from specdec_core.training import corpus as corpus_module
 from specdec_core.training import distill as distill_module
 from specdec_core.training import eagle_run as module
-from specdec_core.training import served as served_module
 from specdec_core.training.corpus import IS_GREEDY, CorpusError, CorpusPlan, corpus_path, generate_corpus, join_corpus
 from specdec_core.training.distill import DistillPlan
 from specdec_core.training.eagle_run import PLANS, EagleRun, Result, fitted, train_eagle
@@ -66,7 +65,6 @@ def place(tmp_path_factory) -> Iterator[Place]:
         patch.setattr(corpus_module, "FOLDER", root / "corpus")
         patch.setattr(pairs, "CHECKPOINTS", root / "checkpoints")
         patch.setattr(module, "open_target", one)
-        patch.setattr(served_module, "open_target", one)
         opened = one(str(folder))
         with pytest.raises(CorpusError, match="is absent"):
             train_eagle("quick", str(folder), layout=layout, run=RUN)
@@ -172,9 +170,9 @@ def test_the_full_profile_writes_what_is_committed(place, result):
     opened = reading(place, full.trained.drafter.feature_layers)
     assert type(pairs.open_drafter("eagle", opened)[0]) is EagleDrafter
     # … and what was trained does as the learner says, on all of the rounds that are compared.
-    greedy = corpus_module.load_corpus(corpus_path(opened)).flagged(IS_GREEDY)
-    assert greedy.any()
-    alike, total = compare_on_held_out(full.trained.drafter, place.opened.name, answers=3, k=2)
+    corpus = corpus_module.load_corpus(corpus_path(opened))
+    assert corpus.flagged(IS_GREEDY).any()
+    alike, total = compare_on_held_out(full.trained.drafter, opened, corpus, answers=3, k=2)
     assert alike == total > 3
 
 

@@ -13,8 +13,8 @@ import torch
 from specdec_core.training import held_out as module
 from specdec_core.training.corpus import IS_GREEDY
 from specdec_core.training.distill import DistillPlan
+from specdec_core.training.distilled_loss import Steps
 from specdec_core.training.eagle_batches import Batch, batch_of
-from specdec_core.training.eagle_learner import Steps
 from specdec_core.training.held_out import check_rows, judge, walk
 from tests.training.test_eagle_batches import random_corpus, random_features
 

@@ -25,13 +25,12 @@ from specdec_core.kernels.eagle_step.numba_step import (
     unit_states,
 )
 from specdec_core.kernels.llama_step import KeyValueCache
-from specdec_core.kernels.llama_step.numba import _aligned, _plain, _require_within
+from specdec_core.kernels.llama_step.numba import _aligned, _plain, _require_within, _units
 from specdec_core.kernels.llama_step.numba_step import (
     GATE_ROWS,
     Model,
     Pass,
     Scratch,
-    find_units,
     find_visible,
 )
 from specdec_core.kernels.plan import StepPlan
@@ -243,11 +242,6 @@ def _make_scratch(config: EagleShape, workers: int, nodes: int, scored: int, lon
         scored=room(scored * hidden),
         private=room(workers, padded(own)),
     )
-
-
-def _units(plan: StepPlan, most: int) -> np.ndarray:
-    units = np.empty((len(plan.tokens), 2), np.int64)
-    return units[: find_units(_plain(plan.offsets), most, units)]
 
 
 def _complain(plan: StepPlan, scored: np.ndarray, bounds: Bounds, node: int) -> None:
