@@ -75,7 +75,11 @@ def _parser() -> argparse.ArgumentParser:
     _placement_options(sub)
 
     sub = command("train", _train, "write the target's own text, or train a drafter on it; goes on if interrupted")
-    sub.add_argument("what", help="corpus: the target's answers to prompts of our templates; eagle: a drafter")
+    sub.add_argument(
+        "what",
+        help="corpus: the target's answers to our prompts and its own; eagle: a drafter; "
+        "serve: how the shipped one drafts",
+    )
     sub.add_argument("--profile", default="quick", help="quick (default): a toy; full: what is shipped")
     sub.add_argument("--model", default="smollm2-135m-instruct")
 
@@ -177,7 +181,7 @@ def _train(options: argparse.Namespace) -> None:
 
     if options.what not in TRAININGS:
         raise ValueError(f"unknown training {options.what!r}: expected one of {', '.join(TRAININGS)}")
-    print(TRAININGS[options.what](options.profile, options.model))
+    print(*TRAININGS[options.what](options.profile, options.model), sep="\n")
 
 
 def _models(options: argparse.Namespace) -> None:

@@ -310,12 +310,12 @@ class TestModels:
 
 
 @pytest.mark.parametrize("what", ["corpus", "eagle"])
-def test_a_training_is_given_profile_and_model_and_its_file_is_printed(run, monkeypatch, what):
+def test_a_training_is_given_profile_and_model_and_its_files_are_printed(run, monkeypatch, what):
     from specdec_core import training
 
-    monkeypatch.setitem(training.TRAININGS, what, lambda profile, model: Path(f"{what}-{profile}-{model}"))
-    assert run("train", what) == (0, f"{what}-quick-smollm2-135m-instruct\n", "")
-    assert run("train", what, "--profile", "full", "--model", "x") == (0, f"{what}-full-x\n", "")
+    monkeypatch.setitem(training.TRAININGS, what, lambda profile, model: [Path(what), Path(f"{profile}-{model}")])
+    assert run("train", what) == (0, f"{what}\nquick-smollm2-135m-instruct\n", "")
+    assert run("train", what, "--profile", "full", "--model", "x") == (0, f"{what}\nfull-x\n", "")
 
 
 def test_doctor_prints_its_findings(run, monkeypatch):

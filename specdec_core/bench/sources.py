@@ -56,6 +56,7 @@ LOOP = (
 
 EAGLE = (
     "specdec_core/drafters/eagle.py",
+    "specdec_core/drafters/eagle_engine.py",
     "specdec_core/drafters/eagle_memory.py",
     "specdec_core/drafters/eagle_tree.py",
     "specdec_core/kernels/eagle_step/__init__.py",

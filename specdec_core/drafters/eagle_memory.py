@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from specdec_core.arrays import Array, host
-from specdec_core.kernels.eagle_step import EagleStep
+from specdec_core.drafters.eagle_engine import build_step
 from specdec_core.kernels.plan import StepPlan, plan_step
 from specdec_core.models.checkpoints import Checkpoint
 from specdec_core.models.eagle_checkpoint import EagleCheckpoint
@@ -164,19 +164,6 @@ class Places:
     nodes: np.ndarray
     depths: np.ndarray
     paths: np.ndarray
-
-
-def build_step(checkpoint: EagleCheckpoint, target: Checkpoint, placement: Placement) -> EagleStep:
-    """The drafter's step on the placement's engine, with the target's head for the tokens that it drafts."""
-    name = "model.embed_tokens.weight" if target.config.tied_head else "lm_head.weight"
-    weights = {**checkpoint.weights, "head.weight": target.weights[name][checkpoint.tokens]}
-    if placement.engine == "numba":
-        from specdec_core.kernels.eagle_step.numba import NumbaEagle
-
-        return NumbaEagle(checkpoint.config, weights, placement)
-    from specdec_core.kernels.eagle_step.torch import TorchEagle
-
-    return TorchEagle(checkpoint.config, weights, placement)
 
 
 def _present(features: Array | None) -> Array:

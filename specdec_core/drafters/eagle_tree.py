@@ -28,14 +28,15 @@ from specdec_core.topology import tree
 class EagleTreeDrafter(EagleBase):
     """Drafts trees with a trained drafter; rows step together.
 
-    nodes  most draft tokens of a tree.
+    nodes  most draft tokens of a tree. With the newest committed one, 15 are 16 rows, which the compiled engine takes
+           through the weights at once.
     width  followers of a candidate, and candidates that are read at each depth.
 
     Penalties of a row's options are not looked at when candidates are chosen: they cost acceptance, not losslessness.
     """
 
     def __init__(
-        self, checkpoint: EagleCheckpoint, target: Checkpoint, placement: Placement, nodes: int = 16, width: int = 4
+        self, checkpoint: EagleCheckpoint, target: Checkpoint, placement: Placement, nodes: int = 15, width: int = 4
     ):
         if not 1 <= width <= nodes or width > checkpoint.config.vocabulary:
             raise ValueError(
@@ -101,7 +102,6 @@ class _Tree:
         self.view, self._most, self._width = view, nodes, width
         self._tokens = np.empty(0, np.int64)
         self._parents = np.empty(0, np.int64)
-        self._depths = np.empty(0, np.int64)
         self._paths = np.empty(0)  # log-probability of the path to each candidate
         self._own = np.empty(0)  # … and of the candidate after its parent
         self._masses: list[float] = []
@@ -113,13 +113,11 @@ class _Tree:
     def extend(self, tokens: np.ndarray, shares: np.ndarray) -> None:
         """Take the followers `[m, width]` of the candidates read last (at first: of the newest committed token), and
         choose which of them to read."""
-        depth = len(self._masses) + 1
         first = len(self._tokens)
         parents = self.newest if first else np.array([-1])
         paths = shares + (self._paths[parents][:, None] if first else 0.0)
         self._tokens = np.concatenate([self._tokens, tokens.ravel()])
         self._parents = np.concatenate([self._parents, np.repeat(parents, tokens.shape[1])])
-        self._depths = np.concatenate([self._depths, np.full(tokens.size, depth)])
         self._paths = np.concatenate([self._paths, paths.ravel()])
         self._own = np.concatenate([self._own, shares.ravel()])
         best = self._best()
@@ -149,13 +147,26 @@ class _Tree:
     def draft(self) -> Draft:
         if not len(self._tokens):
             return NO_DRAFT
-        best = self._best()
-        kept = best[np.argsort(self._depths[best], kind="stable")]  # parents first, siblings by probability
+        kept = self._in_lines(self._best())
         numbers = np.full(len(self._tokens) + 1, 0)
         numbers[kept] = np.arange(1, len(kept) + 1)
         parents = (-1, *numbers[self._parents[kept]].tolist())  # a root's parent −1 is the last entry, the number 0
         confidence = np.exp(self._own[kept]) if self.view.policy.uses_confidence else None
         return Draft(self._tokens[kept], tree(parents), None, confidence)
+
+    def _in_lines(self, best: np.ndarray) -> np.ndarray:
+        """The tree's candidates, each with all that follows it behind it, siblings by probability.
+
+        The likeliest path then lies in front, as a chain would: if it is accepted, no entry of a cache has to move.
+        """
+        followers: dict[int, list[int]] = {}
+        for candidate in best.tolist():
+            followers.setdefault(int(self._parents[candidate]), []).append(candidate)
+        found, waiting = [], followers[-1][::-1]
+        while waiting:
+            found.append(waiting.pop())
+            waiting += reversed(followers.get(found[-1], ()))
+        return np.array(found, np.int64)
 
     def _best(self) -> np.ndarray:
         """Candidates of the tree by the probability of their path: ties to the lower depth, which has the parents."""

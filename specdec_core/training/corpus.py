@@ -1,8 +1,7 @@
 """A corpus of the target's own text: what drafters are trained on, since it is that text which they have to foresee.
 
-The target answers prompts from templates (templates.py), half of them greedily and half at temperature 1. Each chunk
-of rows leaves a shard, and an interrupted run goes on at the first that is missing; a row depends on its prompt, seed
-and place alone, so nothing of this shows. Joined, without rows that repeat others, they make one file to commit.
+A file holds the target's answers to the questions of one source (questions.py); all files of a target together are its
+corpus. corpus_generation.py writes them.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import hashlib
 import json
 import lzma
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,20 +18,14 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
-from tqdm import tqdm
 
 from specdec_core.cache import atomic_write
-from specdec_core.decode import Output, decode, generate, outputs
 from specdec_core.models.errors import safetensors_as_os_error
 from specdec_core.pairs import Opened, file_name
-from specdec_core.prompts import Prompt
-from specdec_core.rows import Request
-from specdec_core.sampling import Options
-from specdec_core.training.templates import HELD_OUT, HELD_OUT_EVERY, is_held_out, sample, turn, version
+from specdec_core.training.questions import SOURCES
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "data" / "corpus"
-LARGEST_FILE, LARGEST_VOCABULARY = 2_000_000, 1 << 16
-SAME_START = 24  # continuations that share so many first tokens count as one
+LARGEST_FILE = 2_000_000
 
 CORPUS, SHARD = "specdec corpus, version 2", "specdec corpus shard, version 2"
 IS_GREEDY, IS_HELD_OUT, OF_NEW_TEMPLATE, IS_ENDED = FLAGS = 1, 2, 4, 8
@@ -48,20 +41,6 @@ class CorpusError(ValueError):
     """A corpus that cannot be made, or a file that is none."""
 
 
-@dataclass(frozen=True)
-class CorpusPlan:
-    """How much to write. `batch` and `chunk` (rows a shard) cost time and change no token."""
-
-    prompts: int
-    max_new_tokens: int
-    batch: int
-    seed: int
-    chunk: int = 64
-
-
-PLANS = {"quick": CorpusPlan(24, 16, batch=8, seed=1, chunk=8), "full": CorpusPlan(5952, 160, batch=32, seed=1)}
-
-
 @dataclass(frozen=True, eq=False)
 class Corpus:
     """Rows of prompt and continuation, one behind the other.
@@ -70,8 +49,8 @@ class Corpus:
     prompt_lengths  `[R]` int32: so many of them are the prompt, chat template included.
     flags           `[R]` uint8: IS_GREEDY (else temperature 1), IS_HELD_OUT, OF_NEW_TEMPLATE (no prompt of its template
                     is trained on, so it is held out), IS_ENDED (by an end token, else cut at the limit).
-    prompts         `[R]` int32: the row's place in `templates.sample`.
-    origin          what the file says of target, plan, templates, split and counts.
+    prompts         `[R]` int32: the question's place in its source.
+    origin          what the file says of target, plan, source, split and counts.
     """
 
     tokens: np.ndarray
@@ -122,72 +101,46 @@ class Corpus:
         return digest.hexdigest()
 
 
-def corpus_path(opened: Opened) -> Path:
-    """Where this target's corpus is committed."""
-    return FOLDER / f"{file_name(opened.checkpoint.name)}.safetensors"
+def corpus_path(opened: Opened, source: str = "templates") -> Path:
+    """Where this target's answers to the questions of a source are committed."""
+    return FOLDER / f"{file_name(opened.checkpoint.name)}-{source}.safetensors"
 
 
-def generate_corpus(plan: CorpusPlan, opened: Opened, folder: Path, progress: bool = False) -> list[Path]:
-    """Write those of the plan's shards that `folder` lacks; returns all of them. A longer plan can go on in it.
+def committed_corpus(opened: Opened) -> Corpus:
+    """All of this target's committed text: the rows of `templates`, then those of the other sources that there are.
 
-    Raises CorpusError if the vocabulary does not fit into 16 bits or the folder holds shards of another corpus,
-    TemplateError as `templates.sample`, RequestError for a prompt that is longer than the context.
+    Raises CorpusError as `load_corpus`, and for files of different targets.
     """
-    expected, prompts, paths = _identity(plan, opened), sample(plan.prompts, plan.seed), _shards(plan, folder)
-    present = {path: _read(path, expected) for path in paths if path.is_file()}
-    before = sum(len(each.tokens) - int(each.prompt_lengths.sum()) for each in present.values())
-    with tqdm(unit=" tokens", desc=opened.checkpoint.name, initial=before, disable=not progress) as bar:
-        for number, path in enumerate(paths):
-            if path not in present:
-                first = number * plan.chunk
-                requests = _requests(plan, opened, prompts[first : first + plan.chunk], first)
-                # Long answers first: the last rows of a chunk have the machine to themselves, so let them be short.
-                requests.sort(key=lambda request: prompts[request.key].length == "short")
-                rounds = []
-                for each in decode(opened.target, requests, slots=plan.batch):
-                    bar.update(sum(len(row.emitted) for row in each.rows))
-                    rounds.append(each)
-                found = map(_entry, requests, outputs(rounds, len(requests)))
-                _write(_packed(sorted(found, key=lambda entry: entry[-1]), expected), path)
-            bar.set_postfix_str(f"shard {number + 1} of {len(paths)}")
-    return paths
-
-
-def join_corpus(plan: CorpusPlan, opened: Opened, folder: Path, path: Path) -> Corpus:
-    """Join the plan's shards into the file `path`, each continuation once, and load it.
-
-    A row whose continuation equals that of an earlier one, or begins with the same SAME_START tokens, is left out.
-    Raises CorpusError for a shard that is absent or of another corpus, or if the file would exceed LARGEST_FILE bytes.
-    """
-    identity = _identity(plan, opened)
-    shards = [_read(shard, identity) for shard in _shards(plan, folder)]
-    seen, starts, kept, equal = set[bytes](), set[bytes](), list[Entry](), 0
-    for shard in shards:
-        for row, details in enumerate(zip(shard.prompt_lengths, shard.flags, shard.prompts, strict=True)):
-            _, continuation = shard.row(row)
-            whole, start = continuation.tobytes(), continuation[:SAME_START].tobytes()
-            equal += whole in seen
-            if start not in starts:
-                kept.append((shard.sequence(row), *details))
-            seen.add(whole)
-            starts.add(start)
-    corpus = _packed(kept, {})
-    origin = {
-        **identity,
-        "format": CORPUS,
-        "plan": asdict(plan),
-        "counts": _counts(corpus),
-        "dropped": {"equal": equal, "same_start": sum(map(len, shards)) - len(kept) - equal},
-        "split": f"held out: all prompts of the templates {', '.join(HELD_OUT)}; of each other one prompt in "
-        f"{HELD_OUT_EVERY} (templates.is_held_out). Rows that repeat an earlier one were dropped across the split too",
-    }
-    _write(replace(corpus, origin=origin), path)
-    return load_corpus(path)
+    parts = [load_corpus(corpus_path(opened))]
+    others = (corpus_path(opened, source) for source in SOURCES if source != "templates")
+    return joined([*parts, *(load_corpus(path) for path in others if path.is_file())])
 
 
 def load_corpus(path: Path) -> Corpus:
     """Read a joined corpus. Raises CorpusError for a file that is absent, damaged, of another kind or inconsistent."""
-    return _read(Path(path), {"format": CORPUS})
+    return read_corpus(Path(path), {"format": CORPUS})
+
+
+def joined(parts: Sequence[Corpus]) -> Corpus:
+    """Corpora of one target as one, in their order. Raises CorpusError for different targets."""
+    first = parts[0]
+    for part in parts[1:]:
+        for name in ("target", "weights", "vocabulary"):
+            if part.origin[name] != first.origin[name]:
+                raise CorpusError(
+                    f"corpora of {name} {first.origin[name]} and {part.origin[name]}: expected one target; make the "
+                    "second again with `train corpus`"
+                )
+    offsets = np.cumsum([0, *(len(part.tokens) for part in parts)])
+    whole = Corpus(
+        np.concatenate([part.tokens for part in parts]),
+        np.concatenate([[0], *(part.offsets[1:] + start for part, start in zip(parts, offsets, strict=False))]),
+        np.concatenate([part.prompt_lengths for part in parts]),
+        np.concatenate([part.flags for part in parts]),
+        np.concatenate([part.prompts for part in parts]),
+        first.origin,
+    )
+    return replace(whole, origin={**first.origin, "counts": counts(whole)})
 
 
 def only_rows(corpus: Corpus, rows: Sequence[int]) -> Corpus:
@@ -196,68 +149,19 @@ def only_rows(corpus: Corpus, rows: Sequence[int]) -> Corpus:
         (corpus.sequence(row), int(corpus.prompt_lengths[row]), int(corpus.flags[row]), int(corpus.prompts[row]))
         for row in map(int, rows)
     ]
-    part = _packed(entries, corpus.origin)
-    return replace(part, origin={**corpus.origin, "counts": _counts(part)})
+    part = packed(entries, corpus.origin)
+    return replace(part, origin={**corpus.origin, "counts": counts(part)})
 
 
-def throughput_by_batch(opened: Opened, batches: Sequence[int], plan: CorpusPlan) -> list[tuple[int, int, float]]:
-    """Decode all prompts of the plan at each batch: (batch, new tokens, seconds of all rounds, prefill included)."""
-    requests, found = _requests(plan, opened, sample(plan.prompts, plan.seed), 0), []
-    # The first passes of a process load kernels and weights.
-    generate(opened.target, [Request(requests[0].prompt, Options(max_new_tokens=2))])
-    for batch in batches:
-        rounds = list(decode(opened.target, requests, slots=batch))
-        tokens = sum(len(row.emitted) for each in rounds for row in each.rows)
-        found.append((batch, tokens, sum(each.seconds.total for each in rounds)))
-    return found
-
-
-def _identity(plan: CorpusPlan, opened: Opened) -> dict[str, Any]:
-    """What a shard says of itself: all that its rows depend on, besides their places."""
-    placement = opened.target.placement
-    if (size := opened.target.vocabulary) > LARGEST_VOCABULARY:
-        raise CorpusError(f"a vocabulary of {size} tokens: expected {LARGEST_VOCABULARY} at most; use another target")
-    return {
-        "format": SHARD,
-        "target": opened.checkpoint.name,
-        "weights": opened.checkpoint.fingerprint,
-        "vocabulary": size,
-        "engine": f"{placement.engine} {placement.device} {placement.dtype}",
-        "templates": version(),
-        "seed": plan.seed,
-        "max_new_tokens": plan.max_new_tokens,
-    }
-
-
-def _shards(plan: CorpusPlan, folder: Path) -> list[Path]:
-    starts = range(0, plan.prompts, plan.chunk)
-    return [Path(folder) / f"{s:06d}-{min(s + plan.chunk, plan.prompts):06d}.safetensors" for s in starts]
-
-
-def _requests(plan: CorpusPlan, opened: Opened, prompts: Sequence[Prompt], first: int) -> list[Request]:
-    """Of prompts `first`, `first` + 1, …: a template's prompts are greedy and sampled in turn."""
-    requests, eos = [], opened.tokenizer.eos_ids
-    for index, prompt in enumerate(prompts, first):
-        temperature = float(sum(turn(index)[1:]) % 2)
-        options = Options(temperature, max_new_tokens=plan.max_new_tokens, eos=eos, seed=plan.seed)
-        requests.append(Request(tuple(opened.tokenizer.chat(prompt.messages)), options, key=index))
-    return requests
-
-
-def _entry(request: Request, output: Output) -> Entry:
-    new_template = turn(request.key)[0].name in HELD_OUT
-    bits = request.options.greedy, is_held_out(request.key), new_template, output.finished == "eos"
-    return np.array([*request.prompt, *output.tokens]), len(request.prompt), int(np.dot(FLAGS, bits)), request.key
-
-
-def _packed(entries: Sequence[Entry], origin: Mapping[str, Any]) -> Corpus:
-    sequences, prompt_lengths, flags, prompts = zip(*entries, strict=True)
+def packed(entries: Sequence[Entry], origin: Mapping[str, Any]) -> Corpus:
+    """These rows, none or more, as a corpus."""
+    sequences, prompt_lengths, flags, prompts = zip(*entries, strict=True) if entries else ((), (), (), ())
     offsets = np.cumsum([0, *map(len, sequences)], dtype=np.int64)
     rest = np.array(prompt_lengths, np.int32), np.array(flags, np.uint8), np.array(prompts, np.int32)
-    return Corpus(np.concatenate(sequences).astype(np.uint16), offsets, *rest, origin)
+    return Corpus(np.concatenate([np.zeros(0, np.int64), *sequences]).astype(np.uint16), offsets, *rest, origin)
 
 
-def _counts(corpus: Corpus) -> dict[str, dict[str, int]]:
+def counts(corpus: Corpus) -> dict[str, dict[str, int]]:
     """Rows and new tokens, of all and of those with each flag."""
     new = np.diff(corpus.offsets) - corpus.prompt_lengths
     named = dict(zip(("greedy", "held_out", "of_new_template", "ended"), map(corpus.flagged, FLAGS), strict=True))
@@ -265,7 +169,8 @@ def _counts(corpus: Corpus) -> dict[str, dict[str, int]]:
     return {n: {"rows": int(which.sum()), "new_tokens": int(new[which].sum())} for n, which in chosen.items()}
 
 
-def _write(corpus: Corpus, path: Path) -> None:
+def save_corpus(corpus: Corpus, path: Path) -> None:
+    """Write atomically. Raises CorpusError for more than LARGEST_FILE bytes."""
     with atomic_write(path) as temporary, safetensors_as_os_error():
         # One entry, because the library orders several at random: equal corpora are equal files.
         header = {"corpus": json.dumps(corpus.origin, sort_keys=True)}
@@ -276,7 +181,7 @@ def _write(corpus: Corpus, path: Path) -> None:
             raise CorpusError(f"{path} would be {size} bytes: expected {LARGEST_FILE} at most; plan fewer prompts")
 
 
-def _read(path: Path, expected: Mapping[str, Any]) -> Corpus:
+def read_corpus(path: Path, expected: Mapping[str, Any]) -> Corpus:
     """The file, checked: its header says what is expected, and its arrays are consistent."""
     if not path.is_file():
         raise CorpusError(f"{path} is absent: let generate_corpus and join_corpus finish, or take it from the checkout")
@@ -307,10 +212,13 @@ def _compressed(tokens: np.ndarray) -> np.ndarray:
 def _fault(corpus: Corpus) -> str | None:
     """What is inconsistent, in words. Later checks rely on earlier ones."""
     rows, lengths, vocabulary = len(corpus), np.diff(corpus.offsets), corpus.origin.get("vocabulary", 0)
-    if not rows or {len(corpus.prompt_lengths), len(corpus.prompts), len(lengths)} != {rows}:
-        return "its arrays disagree on the number of rows, or there are none: expected one entry a row, one offset more"
+    if {len(corpus.prompt_lengths), len(corpus.prompts), len(lengths)} != {rows}:
+        return "its arrays disagree on the number of rows: expected one entry a row, one offset more"
     if corpus.offsets[0] != 0 or corpus.offsets[-1] != len(corpus.tokens):
         return f"its offsets do not lead from 0 to its {len(corpus.tokens)} tokens"
+    if not rows:
+        # At none of a shard's places there may have been anything to ask.
+        return None if corpus.origin.get("format") == SHARD else "it has no rows: expected at least one"
     if (corpus.prompt_lengths < 1).any() or (corpus.prompt_lengths >= lengths).any():
         return "a row lacks a prompt or a continuation: expected at least one token of each"
     if corpus.tokens.max() >= vocabulary:

@@ -2,6 +2,8 @@
 
 The full profile trains what is shipped (about an hour on two CPU cores); the quick one trains a toy on a small part of
 the corpus, by the same code, in two minutes. Either goes on where an interrupted run of it ended.
+
+How the shipped one serves can be measured again by itself (`train serve`).
 """
 
 from __future__ import annotations
@@ -17,36 +19,44 @@ from specdec_core.drafters.eagle import EagleDrafter
 from specdec_core.drafters.eagle_tree import EagleTreeDrafter
 from specdec_core.evidence.layout import Layout, known_profile
 from specdec_core.evidence.provenance import code_hash, fingerprint
-from specdec_core.evidence.records import RecordWriter
+from specdec_core.evidence.records import RecordWriter, find_records, read_records
+from specdec_core.evidence.schemas import Schema
 from specdec_core.evidence.training_records import ACCEPTANCE, TRAINING
 from specdec_core.models.config import LlamaConfig
-from specdec_core.models.eagle_checkpoint import EagleCheckpoint, save_eagle
+from specdec_core.models.eagle_checkpoint import EagleCheckpoint, load_eagle, save_eagle
 from specdec_core.models.registry import load
 from specdec_core.pairs import Opened, eagle_path, open_target
 from specdec_core.prompts import Prompt, load_prompts
 from specdec_core.protocol import Drafter
 from specdec_core.training.acceptance import Arm, acceptance_rows
 from specdec_core.training.card import write_card
-from specdec_core.training.corpus import corpus_path, load_corpus, only_rows
+from specdec_core.training.corpus import Corpus, committed_corpus, only_rows
 from specdec_core.training.distill import DistillPlan, Trained, distill
 from specdec_core.training.feature_cache import corpus_features
 from specdec_core.training.served import held_out_prompts, served_tau
 
 NAME = "eagle"
-CODE = (
+LEARNING = (
     *(
         f"specdec_core/training/{name}.py"
-        for name in ("acceptance", "corpus", "distill", "distilled_loss", "draft_vocabulary", "eagle_batches",
-                     "eagle_learner", "eagle_run", "feature_cache", "held_out", "served")
+        for name in ("corpus", "distill", "distilled_loss", "draft_vocabulary", "eagle_batches", "eagle_learner",
+                     "feature_cache", "held_out", "questions", "served")
     ),
+    "specdec_core/models/eagle_checkpoint.py",
+)  # fmt: skip
+"""What the weights and the record of how they were learned depend on."""
+
+SERVING = (
+    "specdec_core/training/acceptance.py",
     "specdec_core/drafters/eagle.py",
+    "specdec_core/drafters/eagle_engine.py",
     "specdec_core/drafters/eagle_memory.py",
     "specdec_core/drafters/eagle_tree.py",
     "specdec_core/kernels/eagle_step/numba.py",
     "specdec_core/kernels/eagle_step/numba_step.py",
     "specdec_core/models/eagle_checkpoint.py",
-)  # fmt: skip
-"""What the records depend on: a verdict or figure replayed from them says so when any of it has changed."""
+)
+"""What the record of how it serves depends on: measured again, it needs no training again (`serve_eagle`)."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +82,8 @@ PLANS = {
         corpus_rows=96, prompts=2, max_new_tokens=16, drafted_prompts=4,
     ),
     "full": EagleRun(
-        DistillPlan((), 8192, unroll=5, rows=16, steps=1900, learning_rate=5e-3, check_every=190, patience=9,
-                    held_out_rows=96, first_alone=0.6),
+        DistillPlan((), 8192, unroll=5, rows=16, steps=2000, learning_rate=5e-3, check_every=200, patience=9,
+                    held_out_rows=96, first_alone=0.7),
         corpus_rows=None, prompts=None, max_new_tokens=64,
     ),
 }  # fmt: skip
@@ -101,13 +111,13 @@ def train_eagle(
     layers = plan.distill.feature_layers
     opened = open_target(model, feature_layers=layers)
     reader = open_target(model, feature_layers=(*layers, opened.target.config.layers - 1))
-    corpus = load_corpus(corpus_path(opened))
+    corpus = committed_corpus(opened)
     if plan.corpus_rows is not None:
         corpus = only_rows(corpus, range(min(plan.corpus_rows, len(corpus))))
     features = corpus_features(corpus, reader, progress)
     del reader
     # Other code, other run: its half-done weights are not gone on with.
-    folder = cache_dir(f"training/{eagle_path(opened).stem}-{profile}-{code_hash(CODE)[:8]}")
+    folder = cache_dir(f"training/{eagle_path(opened).stem}-{profile}-{code_hash(LEARNING)[:8]}")
     held_out = held_out_prompts(corpus, plan.drafted_prompts)
 
     def draft(drafter: EagleCheckpoint) -> float:
@@ -116,18 +126,54 @@ def train_eagle(
     trained = distill(
         plan.distill, opened.checkpoint, corpus, features, folder, name=NAME, draft=draft, progress=progress
     )
-    served = _serve(plan, opened, trained.drafter, progress)
     path = eagle_path(opened) if profile == "full" else layout.build / f"{NAME}-toy.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
     save_eagle(trained.drafter, path)
+    _record(profile, "training", TRAINING, trained.curve, LEARNING, layout)
+    trained = replace(trained, drafter=load_eagle(path))  # what serves is what is shipped, in float16
+    served = _serve(plan, opened, trained.drafter, progress)
+    return _publish(profile, path, trained, served, corpus, layout)
+
+
+def serve_eagle(
+    profile: str, model: str, *, layout: Layout | None = None, progress: bool = False, run: EagleRun | None = None
+) -> Result:
+    """Let the drafter that is committed for this target serve the prompts again, and write record and card anew.
+
+    For when the engine has changed and the weights have not. Raises CheckpointError without such a drafter, ValueError
+    without the record of how it learned.
+    """
+    plan, layout = run or PLANS[known_profile(profile)], layout or Layout()
+    path = eagle_path(open_target(model))
+    drafter = load_eagle(path)
+    opened = open_target(model, feature_layers=drafter.feature_layers)
+    places = layout.records("full"), layout.kept_records
+    records = [each for place in places for each in find_records(TRAINING, number="02", folder=place, layout=layout)]
+    if not records:
+        raise ValueError(f"no record of how {path.name} learned under {places[1]}: `train eagle` writes it")
+    trained = Trained(drafter, read_records(records[0].path, TRAINING)[1])
+    plan = replace(plan, distill=fitted(plan.distill, opened.checkpoint.config))
+    return _publish(profile, path, trained, _serve(plan, opened, drafter, progress), committed_corpus(opened), layout)
+
+
+def _publish(
+    profile: str, path: Path, trained: Trained, served: list[dict[str, Any]], corpus: Corpus, layout: Layout
+) -> Result:
+    """Write the card and the record of how the drafter serves."""
     command = f"python -m specdec_core train eagle --profile {profile}"
     write_card(path.with_suffix(".md"), trained, served, corpus, command)
-    provenance = fingerprint(profile)
-    for name, schema, rows in (("training", TRAINING, trained.curve), ("acceptance", ACCEPTANCE, served)):
-        with RecordWriter(layout.records(profile), f"02_{name}", schema, provenance, code=CODE, layout=layout) as file:
-            for row in rows:
-                file.append(row)
+    _record(profile, "acceptance", ACCEPTANCE, served, SERVING, layout)
     return Result(path, trained, served)
+
+
+def _record(
+    profile: str, name: str, schema: Schema, rows: list[dict[str, Any]], code: tuple[str, ...], layout: Layout
+) -> None:
+    with RecordWriter(
+        layout.records(profile), f"02_{name}", schema, fingerprint(profile), code=code, layout=layout
+    ) as file:
+        for row in rows:
+            file.append(row)
 
 
 def fitted(plan: DistillPlan, target: LlamaConfig) -> DistillPlan:

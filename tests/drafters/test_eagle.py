@@ -20,7 +20,7 @@ import torch
 from specdec_core.arrays import host
 from specdec_core.decode import decode, generate, outputs
 from specdec_core.drafters.eagle import EagleDrafter
-from specdec_core.drafters.eagle_memory import build_step
+from specdec_core.drafters.eagle_engine import build_step
 from specdec_core.drafters.eagle_tree import EagleTreeDrafter
 from specdec_core.forensics import exact_grid, exact_models
 from specdec_core.forensics.enumeration import distance, output_law, product_law, sequence_law

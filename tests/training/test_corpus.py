@@ -1,244 +1,87 @@
-"""A corpus by a tiny model: the same text however it is made, joined without repetition, refused if it is not right."""
+"""A corpus and its file: rows in and rows out, parts made one, refused if anything is not right."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from specdec_core.decode import generate
-from specdec_core.evidence.layout import Layout
-from specdec_core.kernels.compiled import code_folder
-from specdec_core.pairs import Opened, open_target
-from specdec_core.placement import Placement
-from specdec_core.prompts import DOMAINS
-from specdec_core.protocol import Round, RowRound
-from specdec_core.rows import Request
-from specdec_core.sampling import Options
 from specdec_core.training import corpus as module
-from specdec_core.training import corpus_run
 from specdec_core.training.corpus import (
     CORPUS,
     FLAGS,
     IS_ENDED,
     IS_GREEDY,
     IS_HELD_OUT,
-    LARGEST_FILE,
-    OF_NEW_TEMPLATE,
-    PLANS,
-    SAME_START,
     SHARD,
     Corpus,
     CorpusError,
-    CorpusPlan,
+    committed_corpus,
     corpus_path,
-    generate_corpus,
-    join_corpus,
+    counts,
+    joined,
     load_corpus,
     only_rows,
-    throughput_by_batch,
+    packed,
+    read_corpus,
+    save_corpus,
 )
-from specdec_core.training.templates import HELD_OUT, is_held_out, sample, turn, version
-from tests.tiny import save_tiny
+from specdec_core.training.questions import SOURCES
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-PLAN = CorpusPlan(prompts=20, max_new_tokens=8, batch=4, seed=3, chunk=8)
+ORIGIN = {"format": CORPUS, "target": "tiny", "weights": "abc", "vocabulary": 259, "source": "templates"}
 
 
-@pytest.fixture(scope="module")
-def opened(tmp_path_factory) -> Opened:
-    """Its weights and tokens are few, its context holds every prompt letter by letter."""
-    folder = save_tiny(tmp_path_factory.mktemp("tiny"), context=1024, layers=2)
-    return open_target(str(folder), Placement("numba", threads=1))
+def random_rows(seed: int, rows: int = 12, **origin: Any) -> Corpus:
+    """Rows of 1…9 tokens of prompt and 1…9 of continuation; the first tokens and flags are the largest there are."""
+    random = np.random.default_rng(seed)
+    entries = []
+    for row in range(rows):
+        prompt, new = random.integers(1, 10, 2)
+        tokens = random.integers(0, 259, prompt + new)
+        flags = int(random.integers(0, 16))
+        if not row:
+            tokens[0], flags = 258, sum(FLAGS)
+        entries.append((tokens, int(prompt), flags, 2 * row))
+    part = packed(entries, ORIGIN | origin)
+    return replace(part, origin={**part.origin, "counts": counts(part)})
 
 
-@pytest.fixture(scope="module")
-def shards(opened, tmp_path_factory):
-    """The plan's shards in a folder."""
-    folder = tmp_path_factory.mktemp("shards")
-    generate_corpus(PLAN, opened, folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def corpus(opened, shards, tmp_path_factory) -> Corpus:
-    return join_corpus(PLAN, opened, shards, tmp_path_factory.mktemp("joined") / "tiny.safetensors")
+def saved(corpus: Corpus, path: Path) -> Corpus:
+    save_corpus(corpus, path)
+    return load_corpus(path)
 
 
 @pytest.fixture
-def scripted(monkeypatch, opened):
-    """Make a corpus of given continuations, one a prompt, as if the target had decoded them."""
-
-    def make(folder, *continuations) -> Corpus:
-        plan = replace(PLAN, prompts=len(continuations))
-
-        def decode(target, requests, slots):
-            for number, request in enumerate(requests):
-                emitted = tuple(continuations[request.key])
-                yield Round(0, (RowRound(number, 0, 1, (), 0, "bonus", emitted, "eos"),), 1)
-
-        monkeypatch.setattr(module, "decode", decode)
-        generate_corpus(plan, opened, folder)
-        return join_corpus(plan, opened, folder, folder / "joined.safetensors")
-
-    return make
+def corpus(tmp_path_factory) -> Corpus:
+    return saved(random_rows(1), tmp_path_factory.mktemp("corpus") / "tiny.safetensors")
 
 
-class TestTheText:
-    def test_a_row_is_what_the_target_answers_to_that_prompt_alone(self, opened, corpus):
-        prompts = sample(PLAN.prompts, PLAN.seed)
-        for row in range(len(corpus)):
-            place = int(corpus.prompts[row])
-            ids = tuple(opened.tokenizer.chat(prompts[place].messages))
-            options = Options(
-                temperature=0.0 if corpus.flagged(IS_GREEDY)[row] else 1.0,
-                max_new_tokens=PLAN.max_new_tokens,
-                eos=opened.tokenizer.eos_ids,
-                seed=PLAN.seed,
-            )
-            [alone] = generate(opened.target, [Request(ids, options, key=place)])
-            prompt, continuation = corpus.row(row)
-            assert tuple(prompt) == ids
-            assert tuple(continuation) == alone.tokens
-            assert corpus.flagged(IS_ENDED)[row] == (alone.finished == "eos")
-
-    @pytest.mark.parametrize("changes", [{"batch": 1}, {"batch": 9, "chunk": 20}, {"chunk": 3}])
-    def test_neither_batch_nor_chunk_changes_it(self, opened, corpus, tmp_path, changes):
-        plan = replace(PLAN, **changes)
-        generate_corpus(plan, opened, tmp_path)
-        other = join_corpus(plan, opened, tmp_path, tmp_path / "joined")
-        assert other.fingerprint == corpus.fingerprint
-        assert np.array_equal(other.prompts, corpus.prompts)
-
-    def test_the_seed_changes_what_is_asked_and_drawn(self, opened, corpus, tmp_path):
-        plan = replace(PLAN, seed=4)
-        generate_corpus(plan, opened, tmp_path)
-        assert join_corpus(plan, opened, tmp_path, tmp_path / "joined").fingerprint != corpus.fingerprint
-
-    def test_an_interrupted_run_goes_on_and_leaves_the_same_files(self, opened, shards, tmp_path, monkeypatch):
-        decoded = []
-
-        def interrupted(target, requests, slots):
-            if len(decoded) == 1:
-                raise KeyboardInterrupt
-            decoded.append(len(requests))
-            return original(target, requests, slots=slots)
-
-        original = module.decode
-        monkeypatch.setattr(module, "decode", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            generate_corpus(PLAN, opened, tmp_path)
-        assert [file.name for file in tmp_path.iterdir()] == ["000000-000008.safetensors"]
-        decoded.clear()
-        monkeypatch.setattr(module, "decode", self.counting(original, decoded))
-        paths = generate_corpus(PLAN, opened, tmp_path)
-        assert decoded == [8, 4]
-        assert [path.read_bytes() for path in paths] == [(shards / path.name).read_bytes() for path in paths]
-
-    def test_a_longer_plan_goes_on(self, opened, shards, tmp_path, monkeypatch):
-        decoded = []
-        monkeypatch.setattr(module, "decode", self.counting(module.decode, decoded))
-        generate_corpus(replace(PLAN, prompts=8), opened, tmp_path)
-        paths = generate_corpus(PLAN, opened, tmp_path)
-        assert decoded == [8, 8, 4]
-        assert [path.read_bytes() for path in paths] == [(shards / path.name).read_bytes() for path in paths]
-
-    @staticmethod
-    def counting(decode, decoded: list[int]):
-        """`decode` that notes how many rows it is given."""
-
-        def counted(target, requests, slots):
-            decoded.append(len(requests))
-            return decode(target, requests, slots=slots)
-
-        return counted
-
-    def test_progress_counts_new_tokens_and_those_of_an_earlier_run(self, opened, tmp_path, capsys):
-        plan = replace(PLAN, prompts=3, max_new_tokens=2)
-        generate_corpus(plan, opened, tmp_path, progress=True)
-        first = capsys.readouterr().err
-        generate_corpus(plan, opened, tmp_path, progress=True)
-        again = capsys.readouterr().err
-        new = join_corpus(plan, opened, tmp_path, tmp_path / "joined").origin["counts"]["all"]["new_tokens"]
-        assert f"{new} tokens" in first.split("\r")[-1] and "shard 1 of 1" in first
-        assert f"{new} tokens" in again.split("\r")[-1]
+def assert_same_rows(ours: Corpus, theirs: Corpus) -> None:
+    assert ours.fingerprint == theirs.fingerprint and np.array_equal(ours.prompts, theirs.prompts)
 
 
-class TestTheSplit:
-    def test_half_is_greedy_in_every_domain_and_template(self, opened):
-        plan = replace(PLAN, prompts=2 * 123)
-        prompts = [SimpleNamespace(messages=[{"role": "user", "content": "x"}])] * plan.prompts
-        requests = module._requests(plan, opened, prompts, 0)
-        assert {request.options.temperature for request in requests} == {0.0, 1.0}
-        for domain, name in enumerate(DOMAINS):
-            greedy = [request.options.greedy for request in requests[domain :: len(DOMAINS)]]
-            assert 0.45 < np.mean(greedy) < 0.55, name
-        both = Counter((turn(i)[0].name, requests[i].options.greedy) for i in range(2 * 120))
-        assert set(both.values()) <= {1, 2} and len(both) >= 2 * 120 - 2
+class TestRows:
+    def test_each_is_what_was_put_in(self):
+        entries = [(np.array([9, 8, 7]), 2, IS_GREEDY, 4), (np.array([65535, 0]), 1, IS_HELD_OUT | IS_ENDED, 6)]
+        corpus = packed(entries, {})
+        assert [[part.tolist() for part in row] for row in corpus.rows([1, 0])] == [[[65535], [0]], [[9, 8], [7]]]
+        assert corpus.sequence(1).tolist() == [65535, 0] and corpus.sequence(1).dtype == np.int64
+        assert corpus.prompts.tolist() == [4, 6] and corpus.training.tolist() == [0]
+        assert corpus.held_out.tolist() == [1] and corpus.flagged(IS_ENDED).tolist() == [False, True]
 
-    def test_flags_say_who_is_held_out_and_why(self, scripted, tmp_path):
-        count = 130
-        corpus = scripted(tmp_path, *([n % 251, n // 251, 7] for n in range(count)))
-        assert corpus.prompts.tolist() == list(range(count))
-        assert corpus.held_out.tolist() == [index for index in range(count) if is_held_out(index)]
-        assert sorted([*corpus.training, *corpus.held_out]) == list(range(count))
-        new = [index for index in range(count) if turn(index)[0].name in HELD_OUT]
-        assert np.flatnonzero(corpus.flagged(OF_NEW_TEMPLATE)).tolist() == new
-        assert set(new) < set(corpus.held_out)
-        assert corpus.flagged(IS_ENDED).all()
-        asked = {tuple(prompt) for prompt, _ in corpus.rows(corpus.training)}
-        assert len(asked) == len(corpus.training)
-        assert not asked & {tuple(prompt) for prompt, _ in corpus.rows(corpus.held_out)}
-
-
-class TestRepetition:
-    START = tuple(range(10, 10 + SAME_START))
-
-    def test_equal_continuations_and_equal_starts_are_kept_once(self, scripted, tmp_path):
-        rows = [(1, 2), (*self.START, 3), (1, 2), (*self.START, 4), (*self.START, 3), (1,), (1, 2, 3), (9,)]
-        corpus = scripted(tmp_path, *rows)
-        assert [tuple(each) for _, each in corpus.rows(range(len(corpus)))] == [rows[i] for i in (0, 1, 5, 6, 7)]
-        assert corpus.prompts.tolist() == [0, 1, 5, 6, 7]
-        assert corpus.origin["dropped"] == {"equal": 2, "same_start": 1}
-
-    def test_one_token_less_in_common_is_no_repetition(self, scripted, tmp_path):
-        corpus = scripted(tmp_path, self.START, (*self.START[:-1], 1, 2))
-        assert len(corpus) == 2 and corpus.origin["dropped"] == {"equal": 0, "same_start": 0}
-
-    def test_rows_of_other_shards_count_too(self, scripted, tmp_path):
-        corpus = scripted(tmp_path, *([5 + n] for n in range(PLAN.chunk)), [5], [99])
-        assert corpus.prompts.tolist() == [*range(PLAN.chunk), PLAN.chunk + 1]
-
-
-class TestTheFile:
-    def test_the_header_says_where_it_comes_from(self, opened, corpus):
-        origin = corpus.origin
-        assert origin["format"] == CORPUS
-        assert origin["target"] == opened.checkpoint.name and origin["weights"] == opened.checkpoint.fingerprint
-        assert origin["plan"] == {"prompts": 20, "max_new_tokens": 8, "batch": 4, "seed": 3, "chunk": 8}
-        assert origin["templates"] == version() and origin["engine"] == "numba cpu float32"
-        assert all(name in origin["split"] for name in HELD_OUT)
-
-    def test_counts_are_those_of_the_rows(self, corpus):
-        new = [len(continuation) for _, continuation in corpus.rows(range(len(corpus)))]
-        assert corpus.origin["counts"]["all"] == {"rows": len(corpus), "new_tokens": sum(new)}
-        for name, flag in zip(("greedy", "held_out", "of_new_template", "ended"), FLAGS, strict=True):
-            rows = np.flatnonzero(corpus.flags & flag)
-            expected = {"rows": len(rows), "new_tokens": sum(new[row] for row in rows)}
-            assert corpus.origin["counts"][name] == expected, name
-        assert 0 < corpus.origin["counts"]["greedy"]["rows"] < len(corpus)
-
-    def test_joining_again_gives_the_same_bytes(self, opened, shards, corpus, tmp_path):
-        for name in ("one", "two"):
-            join_corpus(PLAN, opened, shards, tmp_path / name)
-        assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
-        assert load_corpus(tmp_path / "one").fingerprint == corpus.fingerprint
+    def test_those_to_train_on_and_those_held_out_are_all(self, corpus):
+        assert sorted([*corpus.training, *corpus.held_out]) == list(range(len(corpus)))
+        assert 0 < len(corpus.held_out) < len(corpus)
+        assert (corpus.flags[corpus.held_out] & IS_HELD_OUT).all()
 
     def test_rows_that_are_not_there_are_refused(self, corpus):
         for row in (-1, len(corpus)):
@@ -254,9 +97,65 @@ class TestTheFile:
         ]
         assert len({each.fingerprint for each in [corpus, *changed]}) == 5
 
-    def test_its_place_is_named_after_the_target(self, opened):
-        named = replace(opened, checkpoint=replace(opened.checkpoint, name="hub:org/name"))
-        assert corpus_path(named).parts[-3:] == ("data", "corpus", "hub-org-name.safetensors")
+
+class TestTheFile:
+    def test_it_gives_back_what_it_was_given(self, tmp_path):
+        corpus = random_rows(2)
+        loaded = saved(corpus, tmp_path / "it")
+        assert_same_rows(loaded, corpus)
+        assert loaded.origin == corpus.origin
+        for name in ("tokens", "offsets", "prompt_lengths", "flags", "prompts"):
+            assert getattr(loaded, name).dtype == getattr(corpus, name).dtype, name
+
+    def test_equal_corpora_are_equal_files(self, corpus, tmp_path):
+        save_corpus(corpus, tmp_path / "one")
+        save_corpus(replace(corpus, origin=dict(reversed(corpus.origin.items()))), tmp_path / "two")
+        assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+    def test_a_shard_may_be_empty_and_a_corpus_may_not(self, tmp_path):
+        save_corpus(packed([], ORIGIN | {"format": SHARD}), tmp_path / "shard")
+        empty = read_corpus(tmp_path / "shard", {"format": SHARD})
+        assert len(empty) == len(empty.tokens) == len(empty.prompts) == 0 and empty.offsets.tolist() == [0]
+        assert counts(empty)["all"] == {"rows": 0, "new_tokens": 0}
+        save_corpus(packed([], ORIGIN), tmp_path / "corpus")
+        with pytest.raises(CorpusError, match="it has no rows: expected at least one; remove it"):
+            load_corpus(tmp_path / "corpus")
+
+    def test_an_empty_shard_has_no_tokens(self, tmp_path):
+        save_corpus(replace(packed([], ORIGIN | {"format": SHARD}), tokens=np.zeros(1, np.uint16)), tmp_path / "it")
+        with pytest.raises(CorpusError, match="do not lead from 0 to its 1 tokens"):
+            read_corpus(tmp_path / "it", {"format": SHARD})
+
+    def test_its_place_is_named_after_target_and_source(self):
+        named = SimpleNamespace(checkpoint=SimpleNamespace(name="hub:org/name"))
+        assert corpus_path(named).parts[-3:] == ("data", "corpus", "hub-org-name-templates.safetensors")
+        assert corpus_path(named, "asked") == corpus_path(named).with_name("hub-org-name-asked.safetensors")
+
+    def test_one_that_is_too_large_to_commit_leaves_nothing(self, corpus, tmp_path, monkeypatch):
+        monkeypatch.setattr(module, "LARGEST_FILE", 1000)
+        with pytest.raises(CorpusError, match=r"would be \d+ bytes: expected 1000 at most; plan fewer prompts"):
+            save_corpus(corpus, tmp_path / "it")
+        assert not list(tmp_path.iterdir())
+        monkeypatch.setattr(module, "LARGEST_FILE", 10_000)
+        save_corpus(corpus, tmp_path / "it")
+
+    def test_what_is_expected_of_it(self, corpus, tmp_path):
+        save_corpus(corpus, tmp_path / "it")
+        assert_same_rows(read_corpus(tmp_path / "it", {"target": "tiny", "vocabulary": 259}), corpus)
+        for expected in ({"target": "other"}, {"target": "tiny", "seed": 1}):
+            with pytest.raises(CorpusError, match=r"is of {'target': 'tiny'.*: expected {'target'.*; choose another"):
+                read_corpus(tmp_path / "it", expected)
+        with pytest.raises(CorpusError, match=f"{CORPUS}.*expected .*{SHARD}"):
+            read_corpus(tmp_path / "it", {"format": SHARD})
+
+    def test_counts_are_those_of_the_rows(self, corpus):
+        new = [len(continuation) for _, continuation in corpus.rows(range(len(corpus)))]
+        assert corpus.origin["counts"]["all"] == {"rows": len(corpus), "new_tokens": sum(new)}
+        for name, flag in zip(("greedy", "held_out", "of_new_template", "ended"), FLAGS, strict=True):
+            rows = np.flatnonzero(corpus.flags & flag)
+            expected = {"rows": len(rows), "new_tokens": sum(new[row] for row in rows)}
+            assert corpus.origin["counts"][name] == expected, name
+        assert 0 < corpus.origin["counts"]["greedy"]["rows"] < len(corpus)
 
 
 class TestSomeRows:
@@ -288,70 +187,96 @@ class TestSomeRows:
             only_rows(corpus, [0, len(corpus)])
 
 
-class TestTheRun:
+class TestJoined:
+    @settings(max_examples=50)
+    @given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.integers(0, 99))
+    def test_the_rows_are_those_of_the_parts_in_their_order(self, lengths, seed):
+        parts = [random_rows(seed + place, rows) for place, rows in enumerate(lengths)]
+        whole = joined(parts)
+        assert len(whole) == sum(lengths)
+        row = 0
+        for part in parts:
+            for ours in range(len(part)):
+                for one, other in zip(whole.row(row), part.row(ours), strict=True):
+                    assert np.array_equal(one, other)
+                assert whole.flags[row] == part.flags[ours] and whole.prompts[row] == part.prompts[ours]
+                row += 1
+        types = {name: getattr(whole, name).dtype for name in ("tokens", *module._ARRAYS)}
+        assert types == {name: getattr(parts[0], name).dtype for name in types}
+
+    def test_it_is_a_corpus_like_any_other(self, tmp_path):
+        parts = [random_rows(1), random_rows(2)]
+        whole = joined(parts)
+        assert_same_rows(saved(whole, tmp_path / "it"), whole)
+        assert whole.fingerprint != joined(parts[::-1]).fingerprint
+        assert_same_rows(only_rows(whole, range(len(parts[0]))), parts[0])
+
+    def test_counts_are_those_of_all_and_the_rest_is_the_firsts(self):
+        parts = [random_rows(1), random_rows(2, source="asked")]
+        origin = joined(parts).origin
+        for name in origin["counts"]:
+            for what in ("rows", "new_tokens"):
+                assert origin["counts"][name][what] == sum(part.origin["counts"][name][what] for part in parts)
+        assert {**origin, "counts": None} == {**parts[0].origin, "counts": None}
+
+    def test_one_alone_is_as_it_was(self, corpus):
+        assert_same_rows(joined([corpus]), corpus)
+        assert joined([corpus]).origin == corpus.origin
+
+    @pytest.mark.parametrize(("name", "other"), [("target", "other"), ("weights", "xyz"), ("vocabulary", 300)])
+    @pytest.mark.parametrize("place", [1, 2])
+    def test_parts_of_different_targets(self, name, other, place):
+        parts = [random_rows(seed, **({name: other} if seed == place else {})) for seed in range(3)]
+        message = f"corpora of {name} {ORIGIN[name]} and {other}: expected one target; make the second again"
+        with pytest.raises(CorpusError, match=message):
+            joined(parts)
+
+
+class TestWhatIsCommitted:
     @pytest.fixture
-    def written(self, monkeypatch, tmp_path, opened):
-        """Write the corpus of a profile, by its small plan, where nothing else lies."""
-        code_folder()  # compiled code stays in the cache that everyone shares
-        monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(module, "FOLDER", tmp_path / "committed")
-        monkeypatch.setattr(corpus_run, "PLANS", {"quick": replace(PLAN, prompts=10), "full": PLAN})
-        monkeypatch.setattr(corpus_run, "open_target", lambda name: opened)
-        return lambda profile: corpus_run.write_corpus(profile, opened.name, layout=Layout(tmp_path))
+    def opened(self, tmp_path, monkeypatch) -> Any:
+        monkeypatch.setattr(module, "FOLDER", tmp_path)
+        return SimpleNamespace(checkpoint=SimpleNamespace(name="tiny"))
 
-    def test_the_full_profile_writes_what_is_committed(self, written, tmp_path, opened, corpus):
-        path = written("full")
-        assert path == tmp_path / "committed" / f"{opened.checkpoint.name}.safetensors"
-        assert load_corpus(path).fingerprint == corpus.fingerprint
+    @pytest.fixture
+    def commit(self, opened) -> Callable[..., Corpus]:
+        return lambda source, seed, **origin: saved(random_rows(seed, **origin), corpus_path(opened, source))
 
-    def test_the_quick_one_a_small_corpus_under_build(self, written, tmp_path, opened):
-        path = written("quick")
-        assert path == tmp_path / "build" / f"corpus-{opened.checkpoint.name}.safetensors"
-        assert load_corpus(path).origin["plan"]["prompts"] == 10
-        assert not (tmp_path / "committed").exists()
+    def test_the_answers_to_templates_come_first(self, opened, commit):
+        asked, first = commit("asked", 2), commit("templates", 1)
+        assert_same_rows(committed_corpus(opened), joined([first, asked]))
 
-    def test_a_second_run_decodes_nothing(self, written, monkeypatch):
-        before = written("quick").read_bytes()
-        monkeypatch.setattr(module, "decode", None)
-        assert written("quick").read_bytes() == before
+    def test_so_they_do_whatever_the_sources_order(self, opened, commit, monkeypatch):
+        monkeypatch.setattr(module, "SOURCES", dict.fromkeys([*reversed(SOURCES), "more"]))
+        asked, first, more = commit("asked", 2), commit("templates", 1), commit("more", 3)
+        assert_same_rows(committed_corpus(opened), joined([first, asked, more]))
 
-    def test_an_unknown_profile(self, written):
-        with pytest.raises(ValueError, match="unknown profile 'fast': expected one of quick, full"):
-            written("fast")
+    def test_they_will_do_alone(self, opened, commit):
+        first = commit("templates", 1)
+        assert_same_rows(committed_corpus(opened), first)
+
+    def test_files_of_others_are_left_alone(self, opened, commit):
+        first = commit("templates", 1)
+        for name in ("tiny-instruct-asked", "tiny-foreign", "tiny"):
+            save_corpus(random_rows(2), corpus_path(opened).with_name(f"{name}.safetensors"))
+        assert_same_rows(committed_corpus(opened), first)
+
+    def test_without_them_there_is_no_corpus(self, opened, commit):
+        commit("asked", 2)
+        with pytest.raises(CorpusError, match=r"tiny-templates\.safetensors is absent: let generate_corpus"):
+            committed_corpus(opened)
+
+    def test_another_file_that_is_damaged_or_of_another_target(self, opened, commit):
+        commit("templates", 1)
+        commit("asked", 2, weights="xyz")
+        with pytest.raises(CorpusError, match="corpora of weights abc and xyz"):
+            committed_corpus(opened)
+        corpus_path(opened, "asked").write_bytes(b"none")
+        with pytest.raises(CorpusError, match=r"tiny-asked\.safetensors is truncated or damaged"):
+            committed_corpus(opened)
 
 
 class TestRefusals:
-    def test_a_vocabulary_past_16_bits(self, tmp_path):
-        large = SimpleNamespace(target=SimpleNamespace(vocabulary=65537, placement=Placement()))
-        with pytest.raises(CorpusError, match="65537 tokens: expected 65536 at most"):
-            generate_corpus(PLAN, large, tmp_path)
-
-    @pytest.mark.parametrize("changes", [{"seed": 4}, {"max_new_tokens": 9}])
-    def test_shards_of_another_plan(self, opened, shards, tmp_path, changes):
-        other = replace(PLAN, **changes)
-        for make in (generate_corpus, lambda *given: join_corpus(*given, tmp_path / "joined")):
-            with pytest.raises(CorpusError, match=r"000008\.safetensors is of .* choose another, or an empty fold"):
-                make(other, opened, shards)
-
-    def test_shards_of_other_weights(self, opened, shards):
-        other = replace(opened, checkpoint=replace(opened.checkpoint, fingerprint="0"))
-        with pytest.raises(CorpusError, match=r"expected .*'weights': '0'"):
-            generate_corpus(PLAN, other, shards)
-
-    def test_a_missing_shard(self, opened, shards, tmp_path):
-        with pytest.raises(CorpusError, match=r"000016-000024\.safetensors is absent: let generate_corpus"):
-            join_corpus(replace(PLAN, prompts=24), opened, shards, tmp_path / "x")
-
-    def test_a_file_that_is_too_large_to_commit(self, opened, shards, tmp_path, monkeypatch):
-        monkeypatch.setattr(module, "LARGEST_FILE", 1000)
-        with pytest.raises(CorpusError, match=r"would be \d+ bytes: expected 1000 at most; plan fewer prompts"):
-            join_corpus(PLAN, opened, shards, tmp_path / "joined.safetensors")
-        assert not list(tmp_path.iterdir())
-
-    def test_a_shard_is_no_corpus(self, shards):
-        with pytest.raises(CorpusError, match=f"{SHARD}.*expected .*{CORPUS}"):
-            load_corpus(shards / "000000-000008.safetensors")
-
     def test_a_file_that_is_absent_damaged_or_of_another_kind(self, tmp_path, corpus):
         with pytest.raises(CorpusError, match="is absent"):
             load_corpus(tmp_path / "none.safetensors")
@@ -400,22 +325,3 @@ class TestRefusals:
 
     def test_tokens_are_packed(self, corpus, tmp_path):
         assert module._compressed(np.tile(corpus.tokens, 50)).nbytes < 10 * corpus.tokens.nbytes
-
-
-class TestThroughput:
-    def test_every_batch_decodes_all_prompts_and_the_seconds_are_those_of_its_rounds(self, opened):
-        plan = replace(PLAN, prompts=6)
-        rows = throughput_by_batch(opened, (1, 3, 6), plan)
-        assert [batch for batch, _, _ in rows] == [1, 3, 6]
-        requests = module._requests(plan, opened, sample(6, plan.seed), 0)
-        new = sum(len(output.tokens) for output in generate(opened.target, requests))
-        assert {tokens for _, tokens, _ in rows} == {new}
-        assert all(seconds > 0 for _, _, seconds in rows)
-
-
-def test_the_full_plan_fits_its_file_and_the_quick_one_is_a_toy():
-    full, quick = PLANS["full"], PLANS["quick"]
-    assert full.prompts * 110 > 330_000  # so many new tokens a prompt came out
-    # 70 tokens of prompt a row and every continuation at its longest; packed to a third, to be safe to two fifths.
-    assert full.prompts * (0.4 * 2 * (70 + full.max_new_tokens) + 17) < LARGEST_FILE
-    assert quick.prompts * quick.max_new_tokens < 1000

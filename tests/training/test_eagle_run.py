@@ -29,9 +29,10 @@ from specdec_core.sampling import Options
 from specdec_core.training import corpus as corpus_module
 from specdec_core.training import distill as distill_module
 from specdec_core.training import eagle_run as module
-from specdec_core.training.corpus import IS_GREEDY, CorpusError, CorpusPlan, corpus_path, generate_corpus, join_corpus
+from specdec_core.training.corpus import IS_GREEDY, CorpusError, committed_corpus, corpus_path
+from specdec_core.training.corpus_generation import CorpusPlan, generate_corpus, join_corpus
 from specdec_core.training.distill import DistillPlan
-from specdec_core.training.eagle_run import PLANS, EagleRun, Result, fitted, train_eagle
+from specdec_core.training.eagle_run import PLANS, EagleRun, Result, fitted, serve_eagle, train_eagle
 from specdec_core.training.served import compare_on_held_out, held_out_prompts, served_tau
 from tests.tiny import save_tiny
 
@@ -69,9 +70,11 @@ def place(tmp_path_factory) -> Iterator[Place]:
         with pytest.raises(CorpusError, match="is absent"):
             train_eagle("quick", str(folder), layout=layout, run=RUN)
         plan = CorpusPlan(prompts=20, max_new_tokens=8, batch=8, seed=3)
-        generate_corpus(plan, opened, root / "shards")
         corpus_path(opened).parent.mkdir()
-        join_corpus(plan, opened, root / "shards", corpus_path(opened))
+        # Another source's answers, here to other prompts of the same one, are a second part of the corpus.
+        for source, part in (("templates", plan), ("asked", replace(plan, prompts=5, seed=4))):
+            generate_corpus(part, opened, root / f"shards-{source}")
+            join_corpus(part, opened, root / f"shards-{source}", corpus_path(opened, source))
         yield Place(layout, opened, partial(train_eagle, model=str(folder), layout=layout))
 
 
@@ -88,7 +91,8 @@ def test_the_checkpoint_is_what_was_trained_and_drafts(place, result):
     assert result.path == place.layout.build / "eagle-toy.safetensors"
     drafter = load_eagle(result.path)
     for name, values in result.trained.drafter.weights.items():
-        assert torch.equal(drafter.weights[name], values.half().float()), name
+        # What served, and what the result holds, is what is shipped: float16.
+        assert torch.equal(values, values.half().float()) and torch.equal(drafter.weights[name], values), name
     assert drafter.feature_layers == (0, 1) and drafter.config.vocabulary == 259
     opened = reading(place, drafter.feature_layers)
     prompt = tuple(opened.tokenizer.encode("What is it?"))
@@ -102,15 +106,15 @@ def test_the_checkpoint_is_what_was_trained_and_drafts(place, result):
 def test_it_was_trained_by_the_plan_on_the_rows_that_it_names(place, result):
     curve, card = result.trained.curve, result.trained.drafter.card
     assert [row["step"] for row in curve] == [0, 2, 4]
-    assert card["plan"]["rows"] == 4 and card["plan"]["feature_layers"] == (0, 1)
-    corpus = corpus_module.only_rows(corpus_module.load_corpus(corpus_path(place.opened)), range(16))
+    assert card["plan"]["rows"] == 4 and card["plan"]["feature_layers"] == [0, 1]
+    corpus = corpus_module.only_rows(committed_corpus(place.opened), range(16))
     assert corpus.fingerprint.startswith(card["corpus"])
     assert curve[-1]["epoch"] == pytest.approx(4 / (len(corpus.training) // 4))
 
 
 def test_the_tau_of_a_check_is_that_of_decoding_with_it(place, result):
     best = max(result.trained.curve, key=lambda row: (row["greedy_tau"], row["step"]))
-    corpus = corpus_module.only_rows(corpus_module.load_corpus(corpus_path(place.opened)), range(16))
+    corpus = corpus_module.only_rows(committed_corpus(place.opened), range(16))
     prompts = held_out_prompts(corpus, 2)
     assert len(prompts) == 2
     opened = reading(place, (0, 1))
@@ -128,16 +132,18 @@ def test_the_card_lies_beside_it_and_tells_the_figures(place, result):
 
 
 def test_records_are_found_and_hold_the_curve_and_how_it_serves(place, result):
-    for schema, rows in ((TRAINING, result.trained.curve), (ACCEPTANCE, result.served)):
+    learned = TRAINING, result.trained.curve, module.LEARNING, "training/eagle_learner.py"
+    serves = ACCEPTANCE, result.served, module.SERVING, "drafters/eagle_engine.py"
+    for schema, rows, code, file in (learned, serves):
         [found] = find_records(schema, number="02", layout=place.layout)
         assert found.path.parent == place.layout.records("quick") and not found.is_stale(place.layout)
         assert read_records(found.path, schema)[1] == rows
-        assert set(found.header["code"]["paths"]) == set(module.CODE)
-        learner = place.layout.root / "specdec_core/training/eagle_learner.py"
-        before = learner.read_text()
-        learner.write_text(before + "\n")
+        assert set(found.header["code"]["paths"]) == set(code)
+        source = place.layout.package / file
+        before = source.read_text()
+        source.write_text(before + "\n")
         assert found.is_stale(place.layout)
-        learner.write_text(before)
+        source.write_text(before)
 
 
 def test_it_serves_a_prompt_of_each_domain_in_four_ways(result):
@@ -164,16 +170,35 @@ def test_the_full_profile_writes_what_is_committed(place, result):
     full = place.train("full", run=replace(RUN, distill=replace(RUN.distill, steps=1), corpus_rows=None))
     assert full.path == eagle_path(place.opened) and full.path.parent.name == "checkpoints"
     text = full.path.with_suffix(".md").read_text(encoding="utf-8")
-    rows = len(corpus_module.load_corpus(corpus_path(place.opened)))
+    rows = len(committed_corpus(place.opened))
+    assert rows > len(corpus_module.load_corpus(corpus_path(place.opened)))
     assert f"{rows} answers with" in text and "--profile full" in text
     assert find_records(TRAINING, folder=place.layout.records("full"), layout=place.layout)
     opened = reading(place, full.trained.drafter.feature_layers)
     assert type(pairs.open_drafter("eagle", opened)[0]) is EagleDrafter
     # … and what was trained does as the learner says, on all of the rounds that are compared.
-    corpus = corpus_module.load_corpus(corpus_path(opened))
+    corpus = committed_corpus(opened)
     assert corpus.flagged(IS_GREEDY).any()
     alike, total = compare_on_held_out(full.trained.drafter, opened, corpus, answers=3, k=2)
     assert alike == total > 3
+
+
+def test_the_shipped_drafter_serves_again_without_training(place, result, monkeypatch):
+    run = replace(RUN, distill=replace(RUN.distill, steps=1), corpus_rows=None)
+    full = place.train("full", run=run)
+    card, curve = full.path.with_suffix(".md").read_text(), place.layout.records("full") / "02_training.jsonl"
+    before = full.path.read_bytes(), curve.read_bytes()
+    full.path.with_suffix(".md").unlink()
+    monkeypatch.setattr(module, "distill", None)
+    again = serve_eagle("full", place.opened.name, layout=place.layout, run=run)
+    assert again.served == full.served and again.trained.curve == full.trained.curve
+    assert (full.path.read_bytes(), curve.read_bytes()) == before
+    assert full.path.with_suffix(".md").read_text() == card
+    [found] = find_records(ACCEPTANCE, folder=place.layout.records("full"), layout=place.layout)
+    assert read_records(found.path, ACCEPTANCE)[1] == again.served
+    curve.unlink()
+    with pytest.raises(ValueError, match="no record of how eagle-"):
+        serve_eagle("full", place.opened.name, layout=place.layout, run=run)
 
 
 def test_an_unknown_profile(place):
@@ -201,4 +226,4 @@ class TestFitting:
 
 
 def test_the_code_of_the_records_is_there():
-    assert all((Path(Layout().root) / path).is_file() for path in module.CODE)
+    assert all((Path(Layout().root) / path).is_file() for path in (*module.LEARNING, *module.SERVING))

@@ -10,7 +10,8 @@ state before the window (torch.py has the closed form). Second, u_t depends on n
 window does to the state is a sum of outer products along the accepted path: nothing needs to be kept of a window but
 those factors, never a state a node.
 
-Forms: reference.py (sequential, float64, a state a node), torch.py (closed form, any device). The other members of the
+Forms: reference.py (sequential, float64, a state a node), torch.py (closed form, any device), numba.py (compiled for
+the CPU, one read and one write of the state a round). What they compete with is in schemes.py. The other members of the
 family, with their own inputs and the same factors, are in family.py; the convolution that precedes q, k and v is in
 short_convolution.py.
 """

@@ -159,12 +159,13 @@ def quantize_rows(counters, phase, x, x_step, n, inputs, group, rows, rows_step)
     while row < n:
         for first in range(0, inputs, group):
             record = row * rows_step + first // group * row_group_bytes(group)
-            _quantize_group(x, row * x_step + first, min(group, inputs - first), group, rows, record)
+            quantize_group(x, row * x_step + first, min(group, inputs - first), group, rows, record)
         row = claim(counters, phase)
 
 
 @helper
-def _quantize_group(x, at, count, group, rows, record):
+def quantize_group(x, at, count, group, rows, record):
+    """x[at] … x[at + count − 1] and zeros up to `group` numbers, as the record that begins at rows[record]."""
     largest = _largest(x.view(np.int32), at, count)
     scale, inverse, count = np.float32(np.nan), np.float32(0), count if largest < _INFINITE else 0
     if largest < _INFINITE:
