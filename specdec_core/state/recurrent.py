@@ -196,8 +196,8 @@ class Window:
         kept, outputs, self.factors[layer] = self._state.kernel.commit_then_verify(
             memory[layer][self.rows], waiting.window.factors[layer], waiting.paths, inputs, self.forest
         )
-        waiting.window.factors[layer] = None
         self.write(memory, layer, kept)
+        waiting.window.factors[layer] = None
         return outputs
 
     def write(self, stores: list[torch.Tensor], layer: int, kept: torch.Tensor) -> None:

@@ -70,7 +70,7 @@ class GatedDeltaNet:
         self.layers = self.config.layers
         self._chunk, self._delayed = chunk, delayed
         self._step = step or build_engine(checkpoint, self.placement)
-        self._kernel = kernel or build_kernel(self.placement)
+        self._given, self._kernel = kernel, kernel or build_kernel(self.placement)
 
     @property
     def vocabulary(self) -> int:
@@ -81,14 +81,17 @@ class GatedDeltaNet:
         return self.config.context
 
     def placed(self, placement: Placement) -> GatedDeltaNet:
-        """The same weights on another engine, device or dtype."""
+        """The same weights on another engine, device or dtype; a form of the rule that was given stays."""
         return GatedDeltaNet(
-            self._checkpoint, placement, self.feature_layers, self._chunk, delayed=self._delayed, kernel=self._kernel
+            self._checkpoint, placement, self.feature_layers, self._chunk, delayed=self._delayed, kernel=self._given
         )
 
     def float64_reference(self) -> GatedDeltaNet:
-        """The same weights in float64 on the CPU."""
-        return self.placed(Placement("torch", "cpu", "float64"))
+        """The same weights in float64 on the CPU, by the closed form."""
+        return GatedDeltaNet(
+            self._checkpoint, Placement("torch", "cpu", "float64"), self.feature_layers, self._chunk,
+            delayed=self._delayed, kernel=cast(GatedDelta, closed_form),
+        )  # fmt: skip
 
     def new_state(self, slots: int, capacity: int) -> RecurrentState:
         dtype, device = self.placement.torch_dtype, self.placement.torch_device

@@ -52,6 +52,10 @@ class CorpusPlan:
     chunk: int = 64
     source: str = "templates"
 
+    def __post_init__(self) -> None:
+        if self.source not in SOURCES:
+            raise CorpusError(f"source {self.source!r} of questions: expected one of {', '.join(SOURCES)}")
+
 
 PLANS = {
     "quick": (

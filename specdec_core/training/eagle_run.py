@@ -8,7 +8,9 @@ How the shipped one serves can be measured again by itself (`train serve`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,7 @@ LEARNING = (
     *(
         f"specdec_core/training/{name}.py"
         for name in ("corpus", "distill", "distilled_loss", "draft_vocabulary", "eagle_batches", "eagle_learner",
-                     "feature_cache", "held_out", "questions", "served")
+                     "feature_cache", "held_out", "served")
     ),
     "specdec_core/models/eagle_checkpoint.py",
 )  # fmt: skip
@@ -116,8 +118,11 @@ def train_eagle(
         corpus = only_rows(corpus, range(min(plan.corpus_rows, len(corpus))))
     features = corpus_features(corpus, reader, progress)
     del reader
-    # Other code, other run: its half-done weights are not gone on with.
-    folder = cache_dir(f"training/{eagle_path(opened).stem}-{profile}-{code_hash(LEARNING)[:8]}")
+    # Other code, plan or text, other run: its half-done weights are not gone on with.
+    run_of = json.dumps([code_hash(LEARNING), asdict(plan.distill), corpus.fingerprint])
+    folder = cache_dir(
+        f"training/{eagle_path(opened).stem}-{profile}-{hashlib.sha256(run_of.encode()).hexdigest()[:12]}"
+    )
     held_out = held_out_prompts(corpus, plan.drafted_prompts)
 
     def draft(drafter: EagleCheckpoint) -> float:
@@ -132,7 +137,7 @@ def train_eagle(
     _record(profile, "training", TRAINING, trained.curve, LEARNING, layout)
     trained = replace(trained, drafter=load_eagle(path))  # what serves is what is shipped, in float16
     served = _serve(plan, opened, trained.drafter, progress)
-    return _publish(profile, path, trained, served, corpus, layout)
+    return _publish(profile, path, trained, served, corpus, layout, profile)
 
 
 def serve_eagle(
@@ -147,20 +152,44 @@ def serve_eagle(
     path = eagle_path(open_target(model))
     drafter = load_eagle(path)
     opened = open_target(model, feature_layers=drafter.feature_layers)
-    places = layout.records("full"), layout.kept_records
-    records = [each for place in places for each in find_records(TRAINING, number="02", folder=place, layout=layout)]
-    if not records:
-        raise ValueError(f"no record of how {path.name} learned under {places[1]}: `train eagle` writes it")
-    trained = Trained(drafter, read_records(records[0].path, TRAINING)[1])
-    plan = replace(plan, distill=fitted(plan.distill, opened.checkpoint.config))
-    return _publish(profile, path, trained, _serve(plan, opened, drafter, progress), committed_corpus(opened), layout)
+    corpus, learned = committed_corpus(opened), drafter.card["corpus"]
+    if not corpus.fingerprint.startswith(learned):
+        raise ValueError(
+            f"{path.name} learned from the corpus {learned}…, and the committed one is {corpus.fingerprint[:16]}…: the "
+            "card would tell of another; train it again"
+        )
+    trained = Trained(drafter, _curve_of(drafter, layout))
+    plan = replace(plan, distill=replace(plan.distill, unroll=drafter.card["plan"]["unroll"]))
+    served = _serve(plan, opened, drafter, progress)
+    beside = path if profile == "full" else layout.build / path.name  # a small part of the prompts is no card
+    return _publish("full", beside, trained, served, corpus, layout, profile)
+
+
+def _curve_of(drafter: EagleCheckpoint, layout: Layout) -> list[dict[str, Any]]:
+    """The recorded curve that the drafter's own check lies on."""
+    for place in (layout.records("full"), layout.kept_records):
+        for file in find_records(TRAINING, number="02", folder=place, layout=layout):
+            curve = read_records(file.path, TRAINING)[1]
+            if drafter.card["check"] in curve:
+                return curve
+    raise ValueError(
+        f"no record of how the drafter for {drafter.target} learned under {layout.kept_records}: expected a curve with "
+        f"its check at step {drafter.card['check']['step']}; `train eagle` writes it"
+    )
 
 
 def _publish(
-    profile: str, path: Path, trained: Trained, served: list[dict[str, Any]], corpus: Corpus, layout: Layout
+    trained_as: str,
+    path: Path,
+    trained: Trained,
+    served: list[dict[str, Any]],
+    corpus: Corpus,
+    layout: Layout,
+    profile: str,
 ) -> Result:
-    """Write the card and the record of how the drafter serves."""
-    command = f"python -m specdec_core train eagle --profile {profile}"
+    """Write the card, beside `path`, and the record of how the drafter serves."""
+    command = f"python -m specdec_core train eagle --profile {trained_as}"
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_card(path.with_suffix(".md"), trained, served, corpus, command)
     _record(profile, "acceptance", ACCEPTANCE, served, SERVING, layout)
     return Result(path, trained, served)

@@ -344,3 +344,12 @@ def test_a_path_that_is_none_changes_nothing(name, path):
     TARGETS[name].commit(state, found, [np.array([0, 1, 3])])
     logits = TARGETS[name].verify(state, np.array([0]), np.array([4]), forest([chain(1)])).logits
     np.testing.assert_allclose(host(logits[0]), REFERENCES[name].last([*PROMPT, 1, 3, 4]), rtol=0, atol=1e-10)
+
+
+def test_a_form_of_the_rule_that_was_given_stays_and_the_reference_has_its_own():
+    given_form = SimpleNamespace(**vars(closed_form))
+    target = GatedDeltaNet(tiny_gdn(3), kernel=given_form)
+    elsewhere = Placement("torch", "cpu", "bfloat16")
+    assert target.placed(elsewhere).new_state(1, 4).kernel is given_form
+    assert target.float64_reference().new_state(1, 4).kernel is closed_form
+    assert GatedDeltaNet(tiny_gdn(3)).placed(elsewhere).new_state(1, 4).kernel is closed_form

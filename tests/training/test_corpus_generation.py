@@ -445,3 +445,8 @@ class TestThePlans:
 
     def test_the_quick_ones_are_toys(self):
         assert sum(plan.prompts * plan.max_new_tokens for plan in PLANS["quick"]) < 1000
+
+
+def test_an_unknown_source_is_refused_when_the_plan_is_made():
+    with pytest.raises(CorpusError, match="source 'books' of questions: expected one of templates, asked"):
+        CorpusPlan(4, 8, batch=2, seed=1, source="books")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -196,8 +197,21 @@ def test_the_shipped_drafter_serves_again_without_training(place, result, monkey
     assert full.path.with_suffix(".md").read_text() == card
     [found] = find_records(ACCEPTANCE, folder=place.layout.records("full"), layout=place.layout)
     assert read_records(found.path, ACCEPTANCE)[1] == again.served
-    curve.unlink()
-    with pytest.raises(ValueError, match="no record of how eagle-"):
+    # A part of the prompts is no card: the quick profile leaves the committed one alone.
+    part = serve_eagle("quick", place.opened.name, layout=place.layout, run=run)
+    assert part.path.parent == place.layout.build and part.path.with_suffix(".md").is_file()
+    assert full.path.with_suffix(".md").read_text() == card
+    assert find_records(ACCEPTANCE, folder=place.layout.records("quick"), layout=place.layout)
+    # A curve of other weights is not told of these, nor is another corpus.
+    text = curve.read_text()
+    header, *rows = text.splitlines()
+    later = [json.dumps(json.loads(row) | {"seconds": 1e6}) for row in rows]
+    curve.write_text("\n".join([header, *later, ""]))
+    with pytest.raises(ValueError, match=r"no record of how the drafter for .* a curve with its check at step"):
+        serve_eagle("full", place.opened.name, layout=place.layout, run=run)
+    curve.write_text(text)
+    monkeypatch.setattr(module, "committed_corpus", lambda opened: corpus_module.load_corpus(corpus_path(opened)))
+    with pytest.raises(ValueError, match=r"and the committed one is .* train it again"):
         serve_eagle("full", place.opened.name, layout=place.layout, run=run)
 
 

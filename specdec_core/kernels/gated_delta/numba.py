@@ -90,7 +90,7 @@ def commit_then_verify(
 
 def check_compiled(state: torch.Tensor, inputs: DeltaInputs, forest: Forest) -> None:
     """Raise unless the inputs fit the state and compiled code can take both."""
-    _require_compiled(state)
+    require_compiled(state)
     check_inputs(state, inputs, forest)
     if inputs.log_decay.ndim != 2:
         raise ValueError(
@@ -101,7 +101,8 @@ def check_compiled(state: torch.Tensor, inputs: DeltaInputs, forest: Forest) -> 
         raise ValueError("state or inputs require gradients, which compiled forms do not give: use the torch form")
 
 
-def _require_compiled(state: torch.Tensor) -> None:
+def require_compiled(state: torch.Tensor) -> None:
+    """Raise unless the state is one that compiled code can take."""
     require_tensor(state)
     if state.dtype != torch.float32 or state.device.type != "cpu":
         raise ValueError(
@@ -183,7 +184,8 @@ def _nothing_accepted(rows: int) -> Accepted:
 
 
 def _accepted(state: torch.Tensor, pending: Factors, paths: Sequence[np.ndarray]) -> Accepted:
-    sizes = check_state(state, len(pending.forest.trees), "BHKV") | {"N": len(pending.keys), "r": 1}
+    sizes = check_state(state, len(pending.forest.trees), "BHKV")
+    sizes |= {"N": int(pending.forest.counts.sum()), "r": 1}
     require_shape("pending keys", pending.keys, ("NHrK",), sizes)
     require_shape("pending values", pending.values, ("NHrV",), sizes)
     require_shape("pending log_decay", pending.log_decay, ("NH",), sizes)
@@ -208,7 +210,7 @@ def _commit(
     threads: int | None,
     traffic: Traffic | None,
 ) -> torch.Tensor:
-    _require_compiled(state)
+    require_compiled(state)
     accepted = _accepted(state, pending, paths)
     goal = goal_of(state, into)
     source = in_lanes(state)

@@ -91,7 +91,7 @@ class FusedTokens(_Compiled):
         threads: int | None = None, traffic: Traffic | None = None,
     ) -> torch.Tensor:  # fmt: skip
         """As `Scheme.commit`, one launch a token of the longest path."""
-        nodes = nodes_of_rows(state, pending.forest, paths)
+        nodes = nodes_of_rows(state, pending, paths)
         turns = [[each[depth : depth + 1] for each in nodes] for depth in range(max(map(len, nodes)))]
         return _replayed(state, pending, nodes, turns, into, threads, traffic)
 
@@ -123,7 +123,7 @@ class TileResident(_Compiled):
         threads: int | None = None, traffic: Traffic | None = None,
     ) -> torch.Tensor:  # fmt: skip
         """As `Scheme.commit`."""
-        nodes = nodes_of_rows(state, pending.forest, paths)
+        nodes = nodes_of_rows(state, pending, paths)
         return _replayed(state, pending, nodes, [nodes], into, threads, traffic)
 
 
@@ -155,7 +155,7 @@ class _Keeping(_Compiled):
         threads: int | None = None, traffic: Traffic | None = None,
     ) -> torch.Tensor:  # fmt: skip
         """As `Scheme.commit`: copies, on torch's own threads."""
-        nodes = nodes_of_rows(state, pending.forest, paths)
+        nodes = nodes_of_rows(state, pending, paths)
         traffic = traffic or Traffic()
         kept = goal_of(state, into)
         for row, path in enumerate(nodes):

@@ -25,13 +25,13 @@ class EagerSequential:
         """As `Scheme.verify`."""
         check_compiled(state, inputs, forest)
         traffic = traffic or Traffic()
-        outputs = torch.empty_like(inputs.v, dtype=torch.float32)
+        outputs, most = torch.empty_like(inputs.v, dtype=torch.float32), 0
         for rows in alike(forest.trees):
             shape = forest.trees[rows[0]]
             sources, goals, count = schedule(shape)
             start = _taken(state, index(rows, state.device), traffic)
             slots = [torch.empty_like(start) for _ in range(count)]
-            traffic.working = max(traffic.working, size(*slots))
+            most = max(most, size(*slots))
             for node in range(len(shape)):
                 own = torch.from_numpy(forest.offsets[rows] + node)
                 source = start if sources[node] < 0 else slots[sources[node]]
@@ -40,6 +40,7 @@ class EagerSequential:
                 outputs[own] = seen[:, :, 1] + (q * k).sum(-1, keepdim=True) * u
         window = Window(inputs, forest)
         window.count(traffic)
+        traffic.working += most
         return outputs.to(inputs.v.dtype), window
 
     def commit(
@@ -47,7 +48,7 @@ class EagerSequential:
         threads: int | None = None, traffic: Traffic | None = None,
     ) -> torch.Tensor:  # fmt: skip
         """As `Scheme.commit`."""
-        nodes = nodes_of_rows(state, pending.forest, paths)
+        nodes = nodes_of_rows(state, pending, paths)
         traffic = traffic or Traffic()
         kept = goal_of(state, into)
         for rows in alike([len(each) for each in nodes]):

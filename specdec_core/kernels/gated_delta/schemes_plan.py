@@ -11,9 +11,11 @@ import numpy as np
 import torch
 
 from specdec_core.kernels.gated_delta import DeltaInputs
-from specdec_core.kernels.gated_delta.checks import check_state
+from specdec_core.kernels.gated_delta.checks import check_state, require_shape
+from specdec_core.kernels.gated_delta.numba import require_compiled
 from specdec_core.kernels.gated_delta.paths import path_nodes
 from specdec_core.kernels.gated_delta.traffic import Traffic, size
+from specdec_core.kernels.simd import padded
 from specdec_core.topology import Forest, Topology
 
 
@@ -38,6 +40,11 @@ class Window:
     inputs: DeltaInputs
     forest: Forest
 
+    def require_fit(self, sizes: dict[str, int]) -> None:
+        """Raise unless it is of a state of these sizes."""
+        require_shape("pending k", self.inputs.k, ("NHK",), sizes)
+        require_shape("pending v", self.inputs.v, ("NHV",), sizes)
+
     def count(self, traffic: Traffic | None) -> None:
         if traffic is not None:
             traffic.kept += size(self.inputs.k, self.inputs.v, self.inputs.log_decay, self.inputs.beta)
@@ -49,6 +56,10 @@ class States:
 
     states: torch.Tensor
     forest: Forest
+
+    def require_fit(self, sizes: dict[str, int]) -> None:
+        """Raise unless it is of a state of these sizes."""
+        require_shape("pending states", self.states, ("NHKV",), sizes | {"V": padded(sizes["V"])})
 
 
 @lru_cache(maxsize=1024)
@@ -75,10 +86,13 @@ def schedule(shape: Topology) -> tuple[np.ndarray, np.ndarray, int]:
     return np.array(sources, np.int64), np.array(goals, np.int64), count
 
 
-def nodes_of_rows(state: torch.Tensor, forest: Forest, paths: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Flat nodes of each row's path, or ValueError."""
-    check_state(state, len(forest.trees), "BHKV")
-    nodes, starts = path_nodes(forest, paths)
+def nodes_of_rows(state: torch.Tensor, pending: Window | States, paths: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Flat nodes of each row's path. ValueError unless the state is like the one that was verified: compiled code does
+    not look."""
+    require_compiled(state)
+    sizes = check_state(state, len(pending.forest.trees), "BHKV")
+    pending.require_fit(sizes | {"N": int(pending.forest.counts.sum())})
+    nodes, starts = path_nodes(pending.forest, paths)
     return np.split(nodes, starts[1:-1])
 
 

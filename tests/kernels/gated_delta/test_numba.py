@@ -426,6 +426,7 @@ def test_memory_that_a_state_cannot_be_committed_to(into, message):
     ("change", "message"),
     [
         ({"keys": torch.zeros(4, 2, 1, 3)}, r"pending keys has shape \(4, 2, 1, 3\)"),
+        ({"keys": torch.zeros(3, 2, 1, 16)}, r"pending keys has shape \(3, 2, 1, 16\)"),
         ({"values": torch.zeros(4, 2, 1, 3)}, r"pending values has shape \(4, 2, 1, 3\)"),
         ({"keys": torch.zeros(4, 2, 2, 16)}, r"pending keys has shape \(4, 2, 2, 16\)"),
         ({"log_decay": torch.zeros(4, 2, 16)}, r"pending log_decay has shape \(4, 2, 16\)"),

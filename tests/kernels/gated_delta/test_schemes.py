@@ -264,3 +264,9 @@ def test_what_does_not_go_together_is_refused(scheme):
         scheme.commit(torch.cat([start, start]), pending, [np.array([0])])
     with pytest.raises(ValueError, match="expected memory like the state's"):
         scheme.commit(start, pending, [np.array([0])], into=start[:, :1])
+    # Compiled code would read beyond what it is given.
+    with pytest.raises(ValueError, match=r"state is torch\.float64 on cpu: the compiled forms expect float32"):
+        scheme.commit(start.double(), pending, [np.array([0])])
+    for other in (torch.cat([start, start], 1), torch.cat([start, start], 2), torch.cat([start, start], 3)):
+        with pytest.raises(ValueError, match=r"pending (k|v|states|keys|values) has shape"):
+            scheme.commit(other, pending, [np.array([0])])
