@@ -346,10 +346,11 @@ def test_a_path_that_is_none_changes_nothing(name, path):
     np.testing.assert_allclose(host(logits[0]), REFERENCES[name].last([*PROMPT, 1, 3, 4]), rtol=0, atol=1e-10)
 
 
-def test_a_form_of_the_rule_that_was_given_stays_and_the_reference_has_its_own():
-    given_form = SimpleNamespace(**vars(closed_form))
-    target = GatedDeltaNet(tiny_gdn(3), kernel=given_form)
+def test_a_form_of_the_rule_that_was_given_stays_and_the_reference_has_its_own(monkeypatch):
+    given_form, other = SimpleNamespace(**vars(closed_form)), SimpleNamespace(**vars(closed_form))
     elsewhere = Placement("torch", "cpu", "bfloat16")
+    monkeypatch.setattr(gated_delta_net, "build_kernel", lambda where: other if where == elsewhere else closed_form)
+    target = GatedDeltaNet(tiny_gdn(3), kernel=given_form)
     assert target.placed(elsewhere).new_state(1, 4).kernel is given_form
     assert target.float64_reference().new_state(1, 4).kernel is closed_form
-    assert GatedDeltaNet(tiny_gdn(3)).placed(elsewhere).new_state(1, 4).kernel is closed_form
+    assert GatedDeltaNet(tiny_gdn(3)).placed(elsewhere).new_state(1, 4).kernel is other
