@@ -55,7 +55,7 @@ class GdnConfig:
     def __post_init__(self) -> None:
         for name in (*_SIZES, *(_ATTENTION_SIZES if self.attention_layers else ())):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UnsupportedModel(f"{name} is {value!r}; expected a positive integer")
         if self.linear_value_heads % self.linear_heads:
             raise UnsupportedModel(
@@ -175,9 +175,11 @@ def read_gdn_config(folder: Path) -> GdnConfig:
 
 
 def gdn_config_from_values(values: Mapping[str, Any], source: Path, eos_ids: tuple[int, ...]) -> GdnConfig:
-    """The config that the entries of a config.json describe; absent entries have flash-linear-attention's defaults.
+    """The config that the entries of a config.json describe.
 
-    An option that is not known here is refused, for it may change what the model computes.
+    Sizes must be there: hidden_size, num_hidden_layers, num_heads, head_dim and vocab_size; of other absent entries
+    flash-linear-attention's defaults are taken. An option that is not known here is refused, for it may change what the
+    model computes.
     """
     _refuse_other_models(values, source)
     try:
@@ -204,10 +206,10 @@ def gdn_config_from_values(values: Mapping[str, Any], source: Path, eos_ids: tup
         )
     except KeyError as error:
         raise CorruptFile(f"{source} has no entry {error}, which a Gated DeltaNet needs; check the folder") from None
-    except TypeError as error:
-        raise CorruptFile(f"{source} has an entry that is no number where one is needed ({error})") from None
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{source}: {error}") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise CorruptFile(f"{source} has an entry that is no number where one is needed ({error})") from None
 
 
 def gdn_config_values(config: GdnConfig, dtype: str) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def written(plan: CorpusPlan, opened: Opened, path: Path) -> Corpus | None:
     corpus = load_corpus(path)
     wanted = {**_identity(plan, opened), "format": CORPUS}
     same = all(corpus.origin.get(name) == value for name, value in wanted.items())
-    return corpus if same and corpus.origin["plan"]["prompts"] == plan.prompts else None
+    return corpus if same and corpus.origin.get("plan", {}).get("prompts") == plan.prompts else None
 
 
 def throughput_by_batch(opened: Opened, batches: Sequence[int], plan: CorpusPlan) -> list[tuple[int, int, float]]:

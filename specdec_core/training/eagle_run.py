@@ -1,7 +1,8 @@
 """`train eagle`: from the committed corpus to a drafter's checkpoint, its card, and records of how it learned.
 
-The full profile trains what is shipped (about an hour on two CPU cores); the quick one trains a toy on a small part of
-the corpus, by the same code, in two minutes. Either goes on where an interrupted run of it ended.
+The full profile trains what is shipped (on two CPU cores three quarters of an hour, and nearly as long for the features
+of the corpus before it); the quick one trains a toy on a small part of it by the same code. Either goes on where an
+interrupted run of it ended.
 
 How the shipped one serves can be measured again by itself (`train serve`).
 """
@@ -54,6 +55,7 @@ SERVING = (
     "specdec_core/drafters/eagle_engine.py",
     "specdec_core/drafters/eagle_memory.py",
     "specdec_core/drafters/eagle_tree.py",
+    "specdec_core/kernels/eagle_step/__init__.py",
     "specdec_core/kernels/eagle_step/numba.py",
     "specdec_core/kernels/eagle_step/numba_step.py",
     "specdec_core/models/eagle_checkpoint.py",
@@ -137,7 +139,7 @@ def train_eagle(
     _record(profile, "training", TRAINING, trained.curve, LEARNING, layout)
     trained = replace(trained, drafter=load_eagle(path))  # what serves is what is shipped, in float16
     served = _serve(plan, opened, trained.drafter, progress)
-    return _publish(profile, path, trained, served, corpus, layout, profile)
+    return _publish(profile, profile, Result(path, trained, served), corpus, layout)
 
 
 def serve_eagle(
@@ -162,7 +164,7 @@ def serve_eagle(
     plan = replace(plan, distill=replace(plan.distill, unroll=drafter.card["plan"]["unroll"]))
     served = _serve(plan, opened, drafter, progress)
     beside = path if profile == "full" else layout.build / path.name  # a small part of the prompts is no card
-    return _publish("full", beside, trained, served, corpus, layout, profile)
+    return _publish(profile, "full", Result(beside, trained, served), corpus, layout)
 
 
 def _curve_of(drafter: EagleCheckpoint, layout: Layout) -> list[dict[str, Any]]:
@@ -178,21 +180,15 @@ def _curve_of(drafter: EagleCheckpoint, layout: Layout) -> list[dict[str, Any]]:
     )
 
 
-def _publish(
-    trained_as: str,
-    path: Path,
-    trained: Trained,
-    served: list[dict[str, Any]],
-    corpus: Corpus,
-    layout: Layout,
-    profile: str,
-) -> Result:
-    """Write the card, beside `path`, and the record of how the drafter serves."""
-    command = f"python -m specdec_core train eagle --profile {trained_as}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_card(path.with_suffix(".md"), trained, served, corpus, command)
-    _record(profile, "acceptance", ACCEPTANCE, served, SERVING, layout)
-    return Result(path, trained, served)
+def _publish(profile: str, learned_by: str, result: Result, corpus: Corpus, layout: Layout) -> Result:
+    """Write the card, beside the result's path, and the record of how the drafter serves; `learned_by` is the profile
+    that it was trained with."""
+    card = result.path.with_suffix(".md")
+    card.parent.mkdir(parents=True, exist_ok=True)
+    command = f"python -m specdec_core train eagle --profile {learned_by}"
+    write_card(card, result.trained, result.served, corpus, command)
+    _record(profile, "acceptance", ACCEPTANCE, result.served, SERVING, layout)
+    return result
 
 
 def _record(

@@ -178,3 +178,14 @@ def test_absent_and_senseless_entries_of_attention_are_named():
         config(attn={"layers": [3]})
     with pytest.raises(CorruptFile, match="an entry that is no number"):
         config(expand_v=[1])
+
+
+@pytest.mark.parametrize(("name", "value"), [("norm_eps", "small"), ("expand_v", float("inf")), ("expand_v", "two")])
+def test_what_is_no_number_is_named_with_its_file(name, value):
+    with pytest.raises(CorruptFile, match=r"config\.json has an entry that is no number where one is needed"):
+        config(**{name: value})
+
+
+def test_true_is_no_size():
+    with pytest.raises(UnsupportedModel, match="conv_width is True; expected a positive integer"):
+        config(conv_size=True)

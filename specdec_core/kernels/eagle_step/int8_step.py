@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specdec_core.kernels.compiled import compiled
-from specdec_core.kernels.eagle_step.numba_step import EMBEDDING, EMBEDDING_CLAIM, _take_row
+from specdec_core.kernels.eagle_step.numba_step import EMBEDDING, EMBEDDING_CLAIM, take_row
 from specdec_core.kernels.llama_step.int8_step import Width, _gated, _head, quantize_normed, quantize_row
 from specdec_core.kernels.llama_step.numba_step import (
     DOWN,
@@ -60,11 +60,11 @@ def int8_eagle_step(worker, workers, control, model, matrices, work, scratch, ro
 
     for node in range(first, last):
         at, goal = node * step, node * joined.step
-        _take_row(embedded, node * size, scratch.normed, at, size)
+        take_row(embedded, node * size, scratch.normed, at, size)
         quantize_normed(
             model, places[0, NORM], scratch.normed, at, scratch.normed, at, single, rows.inputs, goal
         )  # fmt: skip
-        _take_row(hidden, node * size, scratch.hidden, at, size)
+        take_row(hidden, node * size, scratch.hidden, at, size)
         quantize_normed(
             model, places[0, NORM] + padded(size), scratch.hidden, at, scratch.normed, at, single,
             rows.inputs, goal + half,

@@ -36,6 +36,7 @@ from specdec_core.kernels.llama_step.numba_step import (
 from specdec_core.kernels.plan import StepPlan
 from specdec_core.kernels.rotary import rotary_tables
 from specdec_core.kernels.simd import LANES, padded, row_step
+from specdec_core.kernels.skinny_linear import SkinnyLinear
 from specdec_core.kernels.skinny_linear.numba import MOST_TILES, PackedLinear, pack, require_float32
 from specdec_core.kernels.threads import COUNTER, team
 from specdec_core.placement import Placement
@@ -52,18 +53,22 @@ class NumbaEagle:
     """
 
     def __init__(self, config: EagleShape, weights: Mapping[str, Any], placement: Placement):
-        self.config = c = config
+        self.config = config
         self.workers = placement.workers
-        self._model = pack_eagle(config, weights)
-        hidden, width = c.hidden_size, padded(c.hidden_size)
-        joined = _matrix(weights, "fc", hidden, c.features * hidden).reshape(hidden, c.features, hidden)
-        apart = np.zeros((hidden, c.features, width), np.float32)
-        apart[:, :, :hidden] = joined
-        self._join = PackedLinear(apart.reshape(hidden, -1), self.workers)
-        self._ones = np.ones(width, np.float32)
+        self._pack(weights)
+        self._ones = np.ones(padded(config.hidden_size), np.float32)
         self._scratch: Scratch | None = None
         self._held = (0, 0, 0)
         self._calling = threading.Lock()
+
+    def _pack(self, weights: Mapping[str, Any]) -> None:
+        """Make what a step reads of the weights: `_model`, and `_join`, the product with fc."""
+        self._model = pack_eagle(self.config, weights)
+        self._join: SkinnyLinear = PackedLinear(fc_apart(self.config, weights), self.workers)
+
+    def _run(self, work: Pass, scratch: Scratch, *states: np.ndarray) -> None:
+        """The compiled step; states are embedded, hidden and continued, flat `[N, H]`."""
+        team(self.workers).run(eagle_step, self._model, work, scratch, *states)
 
     def project(self, features: np.ndarray) -> np.ndarray:
         c = self.config
@@ -106,7 +111,7 @@ class NumbaEagle:
         flat = [_plain(each, np.float32).reshape(-1) for each in (embedded, hidden)]
         with self._calling:
             scratch = self._room(nodes, len(rows), int(visible.lengths.max()))
-            team(self.workers).run(eagle_step, self._model, work, scratch, *flat, continued.reshape(-1))
+            self._run(work, scratch, *flat, continued.reshape(-1))
         if logits.shape[1] != c.vocabulary:
             logits = np.ascontiguousarray(logits[:, : c.vocabulary])
         return logits, continued
@@ -186,31 +191,39 @@ def pack_eagle(config: EagleShape, weights: Mapping[str, Any]) -> Model:
         (final_norm, "norm"),
     ):  # fmt: skip
         flat[at : at + width] = 0
-        flat[at : at + hidden] = _matrix(weights, name, hidden)
+        flat[at : at + hidden] = matrix_of(weights, name, hidden)
     attention = [("q", queries), ("k", keys), ("v", keys)]
-    joined = np.concatenate([_matrix(weights, f"self_attn.{name}_proj", rows, 2 * hidden) for name, rows in attention])
+    joined = np.concatenate(
+        [matrix_of(weights, f"self_attn.{name}_proj", rows, 2 * hidden) for name, rows in attention]
+    )
     apart = np.zeros((len(joined), width + hidden), np.float32)
     apart[:, :hidden], apart[:, width:] = joined[:, :hidden], joined[:, hidden:]
     pack(apart, flat, qkv, LANES)
-    pack(_matrix(weights, "self_attn.o_proj", hidden, queries), flat, out, LANES)
-    pack(_matrix(weights, "mlp.gate_proj", inner, hidden), flat, gate_up, 2 * LANES)
-    pack(_matrix(weights, "mlp.up_proj", inner, hidden), flat, gate_up + LANES * hidden, 2 * LANES)
-    pack(_matrix(weights, "mlp.down_proj", hidden, inner), flat, down, LANES)
-    pack(_matrix(weights, "embedding_proj", hidden, hidden), flat, embedding, LANES)
-    pack(_matrix(weights, "head", c.vocabulary, hidden), flat, head, LANES)
+    pack(matrix_of(weights, "self_attn.o_proj", hidden, queries), flat, out, LANES)
+    pack(matrix_of(weights, "mlp.gate_proj", inner, hidden), flat, gate_up, 2 * LANES)
+    pack(matrix_of(weights, "mlp.up_proj", inner, hidden), flat, gate_up + LANES * hidden, 2 * LANES)
+    pack(matrix_of(weights, "mlp.down_proj", hidden, inner), flat, down, LANES)
+    pack(matrix_of(weights, "embedding_proj", hidden, hidden), flat, embedding, LANES)
+    pack(matrix_of(weights, "head", c.vocabulary, hidden), flat, head, LANES)
+    return model_of(c, flat, [norm, qkv, out, post_norm, gate_up, down, embedding], final_norm, head)
+
+
+def model_of(config: EagleShape, weights: np.ndarray, places: list[int], final_norm: int, head: int) -> Model:
+    """A model of the drafter's one layer over flat float32 `weights`; an embedding it has none."""
+    c = config
     tables = rotary_tables(c.context, c.head_dim, c.rope_theta)
     cosine, sine = (table.astype(np.float32).reshape(-1) for table in tables)
     return Model(
-        weights=flat,
-        places=np.array([[norm, qkv, out, post_norm, gate_up, down, embedding]], np.int64),
-        embedding=flat,
+        weights=weights,
+        places=np.array([places], np.int64),
+        embedding=weights,
         tied=True,
         final_norm=final_norm,
         head=head,
         cosine=cosine,
         sine=sine,
-        hidden=hidden,
-        inner=inner,
+        hidden=c.hidden_size,
+        inner=c.intermediate_size,
         heads=c.heads,
         kv_heads=c.kv_heads,
         head_dim=c.head_dim,
@@ -219,7 +232,15 @@ def pack_eagle(config: EagleShape, weights: Mapping[str, Any]) -> Model:
     )
 
 
-def _matrix(weights: Mapping[str, Any], name: str, *shape: int) -> np.ndarray:
+def fc_apart(config: EagleShape, weights: Mapping[str, Any]) -> np.ndarray:
+    """fc `[H, F · padded H]`, with zeros where the padding between the normed hidden states lies."""
+    hidden, features = config.hidden_size, config.features
+    apart = np.zeros((hidden, features, padded(hidden)), np.float32)
+    apart[:, :, :hidden] = matrix_of(weights, "fc", hidden, features * hidden).reshape(hidden, features, hidden)
+    return apart.reshape(hidden, -1)
+
+
+def matrix_of(weights: Mapping[str, Any], name: str, *shape: int) -> np.ndarray:
     return np.ascontiguousarray(host(take(weights, f"{name}.weight", *shape)), np.float32)
 
 

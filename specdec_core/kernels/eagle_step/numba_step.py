@@ -91,8 +91,8 @@ def eagle_step(worker, workers, control, model, work, scratch, embedded, hidden,
     qkv = padded(queries + 2 * model.kv_heads * model.head_dim)
 
     for node in range(first, last):
-        _take_row(embedded, node * size, scratch.normed, node * joined, size)
-        _take_row(hidden, node * size, scratch.hidden, node * step, size)
+        take_row(embedded, node * size, scratch.normed, node * joined, size)
+        take_row(hidden, node * size, scratch.hidden, node * step, size)
         _norm_row(weights, places[0, NORM], model, scratch.normed, node * joined, scratch.normed, node * joined)
         _norm_row(
             weights, places[0, NORM] + width, model, scratch.hidden, node * step, scratch.normed, node * joined + width
@@ -146,12 +146,12 @@ def unit_states(model, ones, states, goal):
     """RMSNorm without weights of hidden states, flat `[·, hidden]` → flat `[·, padded hidden]`; `ones` as weights."""
     size, width = model.hidden, padded(model.hidden)
     for state in range(states.size // size):
-        _take_row(states, state * size, goal, state * width, size)
+        take_row(states, state * size, goal, state * width, size)
         _norm_row(ones, 0, model, goal, state * width, goal, state * width)
 
 
 @helper
-def _take_row(source, at, goal, goal_at, size):
+def take_row(source, at, goal, goal_at, size):
     """Copy a row to where rows are padded with zeros."""
     copy(source, at, goal, goal_at, size)
     for j in range(size, padded(size)):

@@ -20,7 +20,7 @@ from specdec_core.kernels.gated_delta.checks import (
     require_shape,
     require_tensor,
 )
-from specdec_core.kernels.gated_delta.numba_layout import Accepted, Sizes, Window, workspace
+from specdec_core.kernels.gated_delta.numba_layout import AcceptedFactors, FlatWindow, Sizes, workspace
 from specdec_core.kernels.gated_delta.numba_step import TILE_BYTES, gated_delta_round
 from specdec_core.kernels.gated_delta.paths import path_nodes, upwards
 from specdec_core.kernels.gated_delta.traffic import Traffic, size
@@ -97,8 +97,7 @@ def check_compiled(state: torch.Tensor, inputs: DeltaInputs, forest: Forest) -> 
             f"log_decay has shape {tuple(inputs.log_decay.shape)}, a gate a key channel: the compiled forms expect one "
             "a head, [N, H]; use the torch form"
         )
-    if torch.is_grad_enabled() and any(each.requires_grad for each in (state, *vars(inputs).values())):
-        raise ValueError("state or inputs require gradients, which compiled forms do not give: use the torch form")
+    _refuse_gradients(*vars(inputs).values())
 
 
 def require_compiled(state: torch.Tensor) -> None:
@@ -109,6 +108,12 @@ def require_compiled(state: torch.Tensor) -> None:
             f"state is {state.dtype} on {state.device}: the compiled forms expect float32 on the CPU; use the torch "
             "form"
         )
+    _refuse_gradients(state)
+
+
+def _refuse_gradients(*values: torch.Tensor) -> None:
+    if torch.is_grad_enabled() and any(each.requires_grad for each in values):
+        raise ValueError("state or inputs require gradients, which compiled forms do not give: use the torch form")
 
 
 def goal_of(state: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
@@ -123,6 +128,11 @@ def goal_of(state: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
         raise ValueError(
             f"into is {goal.dtype} of shape {tuple(goal.shape)} on {goal.device}: expected memory like the state's, "
             f"{state.dtype} of shape {tuple(state.shape)} on {state.device}, contiguous"
+        )
+    apart = abs(goal.data_ptr() - state.data_ptr())
+    if 0 < apart < state.numel() * state.element_size():
+        raise ValueError(
+            f"into begins {apart} bytes from the state and overlaps it: expected the state itself or memory beside it"
         )
     return goal
 
@@ -139,9 +149,9 @@ def flat(values: torch.Tensor) -> np.ndarray:
     return values.detach().float().contiguous().numpy().reshape(-1)
 
 
-def _window(inputs: DeltaInputs, forest: Forest, width: int) -> Window:
+def _window(inputs: DeltaInputs, forest: Forest, width: int) -> FlatWindow:
     nodes, heads = inputs.beta.shape
-    return Window(
+    return FlatWindow(
         q=flat(inputs.q),
         k=flat(inputs.k),
         v=flat(in_lanes(inputs.v)),
@@ -156,15 +166,15 @@ def _window(inputs: DeltaInputs, forest: Forest, width: int) -> Window:
     )
 
 
-def _no_window(rows: int) -> Window:
+def _no_window(rows: int) -> FlatWindow:
     none, no_index = np.zeros(0, np.float32), np.zeros(0, np.int64)
-    return Window(
+    return FlatWindow(
         none, none, none, none, none, np.zeros(rows + 1, np.int64), no_index, np.zeros(0, np.int32), 0, none, none
     )
 
 
 def _found(
-    window: Window, inputs: DeltaInputs, forest: Forest, traffic: Traffic | None
+    window: FlatWindow, inputs: DeltaInputs, forest: Forest, traffic: Traffic | None
 ) -> tuple[torch.Tensor, Factors]:
     """Outputs and factors of a window that was verified."""
     nodes, heads, values = inputs.v.shape
@@ -178,12 +188,12 @@ def _found(
     return shaped(window.outputs).to(inputs.v.dtype), factors
 
 
-def _nothing_accepted(rows: int) -> Accepted:
+def _nothing_accepted(rows: int) -> AcceptedFactors:
     none = np.zeros(0, np.float32)
-    return Accepted(none, none, none, np.zeros(0, np.int64), np.zeros(rows + 1, np.int64))
+    return AcceptedFactors(none, none, none, np.zeros(0, np.int64), np.zeros(rows + 1, np.int64))
 
 
-def _accepted(state: torch.Tensor, pending: Factors, paths: Sequence[np.ndarray]) -> Accepted:
+def _accepted(state: torch.Tensor, pending: Factors, paths: Sequence[np.ndarray]) -> AcceptedFactors:
     sizes = check_state(state, len(pending.forest.trees), "BHKV")
     sizes |= {"N": int(pending.forest.counts.sum()), "r": 1}
     require_shape("pending keys", pending.keys, ("NHrK",), sizes)
@@ -192,7 +202,7 @@ def _accepted(state: torch.Tensor, pending: Factors, paths: Sequence[np.ndarray]
     if pending.values.dtype != state.dtype:
         raise ValueError(f"pending values are {pending.values.dtype}, the state {state.dtype}: expected one dtype")
     nodes, starts = path_nodes(pending.forest, paths)
-    return Accepted(
+    return AcceptedFactors(
         keys=flat(pending.keys),
         values=flat(in_lanes(pending.values)),
         log_decay=flat(pending.log_decay),
@@ -206,7 +216,7 @@ def _commit(
     pending: Factors,
     paths: Sequence[np.ndarray],
     into: torch.Tensor | None,
-    window: Window,
+    window: FlatWindow,
     threads: int | None,
     traffic: Traffic | None,
 ) -> torch.Tensor:
@@ -224,8 +234,8 @@ def _commit(
 def _run(
     source: torch.Tensor,
     goal: torch.Tensor,
-    accepted: Accepted,
-    window: Window,
+    accepted: AcceptedFactors,
+    window: FlatWindow,
     threads: int | None,
     traffic: Traffic | None,
 ) -> None:

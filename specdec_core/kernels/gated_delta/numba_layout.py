@@ -20,7 +20,7 @@ class Sizes(NamedTuple):
     tiles: int
 
 
-class Window(NamedTuple):
+class FlatWindow(NamedTuple):
     """The nodes to verify; a row may have none. Everything but the tables is flat float32.
 
     offsets, depths, paths  as in `Forest`; `paths` flat, `columns` numbers a node.
@@ -40,7 +40,7 @@ class Window(NamedTuple):
     written: np.ndarray
 
 
-class Accepted(NamedTuple):
+class AcceptedFactors(NamedTuple):
     """What is to be committed: factors flat as in `Factors`, and flat nodes from each row's last up to its root.
 
     nodes   row b's are those from `starts[b]` to `starts[b + 1]`.

@@ -25,7 +25,14 @@ import torch
 from specdec_core.kernels.gated_delta import DeltaInputs, numba
 from specdec_core.kernels.gated_delta.numba import check_compiled, flat, goal_of, in_lanes
 from specdec_core.kernels.gated_delta.schemes_eager import EagerSequential
-from specdec_core.kernels.gated_delta.schemes_plan import Scheme, States, Window, copy_rows, nodes_of_rows, schedule
+from specdec_core.kernels.gated_delta.schemes_plan import (
+    ReplayInputs,
+    Scheme,
+    States,
+    copy_rows,
+    nodes_of_rows,
+    schedule,
+)
 from specdec_core.kernels.gated_delta.schemes_step import (
     COLUMNS,
     Heads,
@@ -58,13 +65,52 @@ class _Compiled:
         return self._memory[: int(np.prod(shape))].view(shape)
 
 
-class FusedTokens(_Compiled):
+class _Replaying(_Compiled):
+    """Nothing is kept but the window's inputs: a commit goes through the path once more."""
+
+    def commit(
+        self, state: torch.Tensor, pending: ReplayInputs, paths: Sequence[np.ndarray], *,
+        into: torch.Tensor | None = None, threads: int | None = None, traffic: Traffic | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """As `Scheme.commit`, in as many launches as the scheme has turns."""
+        nodes = nodes_of_rows(state, pending, paths)
+        kept = goal_of(state, into)
+        source, tokens = in_lanes(state), _tokens(pending.inputs)
+        goal = kept if source.shape == state.shape else source  # a copy already
+        none = np.zeros(0, np.int64)
+        for turn in self._turns(nodes):
+            counts = [len(each) for each in turn]
+            rows = np.repeat(np.arange(len(turn)), counts)
+            steps = Steps(np.concatenate(turn), rows, none, none, np.cumsum([0, *counts]))
+            _launch(replay, source, threads, traffic, flat(goal), tokens, steps)
+            source = goal
+        if goal is not kept:
+            kept.copy_(goal[..., : state.shape[3]])
+        copy_rows(state, kept, np.flatnonzero([len(each) == 0 for each in nodes]), traffic or Traffic())
+        return kept
+
+    def _turns(self, nodes: list[np.ndarray]) -> list[list[np.ndarray]]:
+        """Launches of the rows' flat nodes: some of each row's in each."""
+        raise NotImplementedError
+
+    def _found(
+        self, tokens: Tokens, inputs: DeltaInputs, forest: Forest, traffic: Traffic | None, worked_in: torch.Tensor
+    ) -> tuple[torch.Tensor, ReplayInputs]:
+        """What verify returns, after counting what it keeps and has worked in."""
+        pending = ReplayInputs(inputs, forest)
+        pending.count(traffic)
+        if traffic is not None:
+            traffic.working += size(worked_in)
+        return _outputs(tokens, inputs), pending
+
+
+class FusedTokens(_Replaying):
     """One compiled launch a token: the states of all rows are read and written for each."""
 
     def verify(
         self, state: torch.Tensor, inputs: DeltaInputs, forest: Forest, *, threads: int | None = None,
         traffic: Traffic | None = None,
-    ) -> tuple[torch.Tensor, Window]:  # fmt: skip
+    ) -> tuple[torch.Tensor, ReplayInputs]:  # fmt: skip
         """As `Scheme.verify`."""
         check_compiled(state, inputs, forest)
         source, tokens = in_lanes(state), _tokens(inputs)
@@ -80,29 +126,20 @@ class FusedTokens(_Compiled):
                 goals + first[rows], np.arange(len(rows) + 1),
             )  # fmt: skip
             _launch(heads_in_memory, source, threads, traffic, flat(states), tokens, steps)
-        window = Window(inputs, forest)
-        window.count(traffic)
-        if traffic is not None:
-            traffic.working += size(states)
-        return _outputs(tokens, inputs), window
+        return self._found(tokens, inputs, forest, traffic, states)
 
-    def commit(
-        self, state: torch.Tensor, pending: Window, paths: Sequence[np.ndarray], *, into: torch.Tensor | None = None,
-        threads: int | None = None, traffic: Traffic | None = None,
-    ) -> torch.Tensor:  # fmt: skip
-        """As `Scheme.commit`, one launch a token of the longest path."""
-        nodes = nodes_of_rows(state, pending, paths)
-        turns = [[each[depth : depth + 1] for each in nodes] for depth in range(max(map(len, nodes)))]
-        return _replayed(state, pending, nodes, turns, into, threads, traffic)
+    def _turns(self, nodes: list[np.ndarray]) -> list[list[np.ndarray]]:
+        """A launch a token of the longest path."""
+        return [[each[depth : depth + 1] for each in nodes] for depth in range(max(map(len, nodes)))]
 
 
-class TileResident(_Compiled):
+class TileResident(_Replaying):
     """A tile stays in the first-level cache while all tokens pass it, and is then dropped."""
 
     def verify(
         self, state: torch.Tensor, inputs: DeltaInputs, forest: Forest, *, threads: int | None = None,
         traffic: Traffic | None = None,
-    ) -> tuple[torch.Tensor, Window]:  # fmt: skip
+    ) -> tuple[torch.Tensor, ReplayInputs]:  # fmt: skip
         """As `Scheme.verify`. What it works on is in the cache: slots of one tile a worker."""
         check_compiled(state, inputs, forest)
         source, tokens = in_lanes(state), _tokens(inputs)
@@ -112,19 +149,11 @@ class TileResident(_Compiled):
         room = max(count for _, _, count in plans) * state.shape[2] * COLUMNS
         scratch = torch.empty((threads or physical_threads()) * room)
         _launch(tiles_in_cache, source, threads, traffic, tokens, steps, flat(scratch), room)
-        window = Window(inputs, forest)
-        window.count(traffic)
-        if traffic is not None:
-            traffic.working += size(scratch)
-        return _outputs(tokens, inputs), window
+        return self._found(tokens, inputs, forest, traffic, scratch)
 
-    def commit(
-        self, state: torch.Tensor, pending: Window, paths: Sequence[np.ndarray], *, into: torch.Tensor | None = None,
-        threads: int | None = None, traffic: Traffic | None = None,
-    ) -> torch.Tensor:  # fmt: skip
-        """As `Scheme.commit`."""
-        nodes = nodes_of_rows(state, pending, paths)
-        return _replayed(state, pending, nodes, [nodes], into, threads, traffic)
+    def _turns(self, nodes: list[np.ndarray]) -> list[list[np.ndarray]]:
+        """One launch."""
+        return [nodes]
 
 
 class _Keeping(_Compiled):
@@ -222,25 +251,3 @@ def _launch(
     if traffic is not None:
         traffic.read += int(moved[0::COUNTER].sum())
         traffic.written += int(moved[1::COUNTER].sum())
-
-
-def _replayed(
-    state: torch.Tensor, pending: Window, nodes: list[np.ndarray], turns: list[list[np.ndarray]],
-    into: torch.Tensor | None, threads: int | None, traffic: Traffic | None,
-) -> torch.Tensor:  # fmt: skip
-    """The state after each row's flat nodes, one launch a turn; a turn has some of each row's nodes."""
-    kept = goal_of(state, into)
-    source, tokens = in_lanes(state), _tokens(pending.inputs)
-    goal = kept if source.shape == state.shape else source  # a copy already
-    for turn in turns:
-        counts = [len(each) for each in turn]
-        none = np.zeros(0, np.int64)
-        steps = Steps(
-            np.concatenate(turn), np.repeat(np.arange(len(turn)), counts), none, none, np.cumsum([0, *counts])
-        )
-        _launch(replay, source, threads, traffic, flat(goal), tokens, steps)
-        source = goal
-    if goal is not kept:
-        kept.copy_(goal[..., : state.shape[3]])
-    copy_rows(state, kept, np.flatnonzero([len(each) == 0 for each in nodes]), traffic or Traffic())
-    return kept

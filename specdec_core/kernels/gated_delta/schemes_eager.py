@@ -10,7 +10,7 @@ import torch
 from specdec_core.kernels.gated_delta import DeltaInputs
 from specdec_core.kernels.gated_delta.ancestry import Rows, index
 from specdec_core.kernels.gated_delta.numba import check_compiled, goal_of
-from specdec_core.kernels.gated_delta.schemes_plan import Window, alike, copy_rows, nodes_of_rows, schedule
+from specdec_core.kernels.gated_delta.schemes_plan import ReplayInputs, alike, copy_rows, nodes_of_rows, schedule
 from specdec_core.kernels.gated_delta.traffic import Traffic, size
 from specdec_core.topology import Forest
 
@@ -21,7 +21,7 @@ class EagerSequential:
     def verify(
         self, state: torch.Tensor, inputs: DeltaInputs, forest: Forest, *, threads: int | None = None,
         traffic: Traffic | None = None,
-    ) -> tuple[torch.Tensor, Window]:  # fmt: skip
+    ) -> tuple[torch.Tensor, ReplayInputs]:  # fmt: skip
         """As `Scheme.verify`."""
         check_compiled(state, inputs, forest)
         traffic = traffic or Traffic()
@@ -38,14 +38,14 @@ class EagerSequential:
                 k, q = inputs.k[own].float(), inputs.q[own].float()
                 seen, u = _eager_step(source, slots[goals[node]], torch.stack([k, q], 2), inputs, own, traffic)
                 outputs[own] = seen[:, :, 1] + (q * k).sum(-1, keepdim=True) * u
-        window = Window(inputs, forest)
+        window = ReplayInputs(inputs, forest)
         window.count(traffic)
         traffic.working += most
         return outputs.to(inputs.v.dtype), window
 
     def commit(
-        self, state: torch.Tensor, pending: Window, paths: Sequence[np.ndarray], *, into: torch.Tensor | None = None,
-        threads: int | None = None, traffic: Traffic | None = None,
+        self, state: torch.Tensor, pending: ReplayInputs, paths: Sequence[np.ndarray], *,
+        into: torch.Tensor | None = None, threads: int | None = None, traffic: Traffic | None = None,
     ) -> torch.Tensor:  # fmt: skip
         """As `Scheme.commit`."""
         nodes = nodes_of_rows(state, pending, paths)

@@ -34,7 +34,7 @@ class Scheme(Protocol):
 
 
 @dataclass(frozen=True)
-class Window:
+class ReplayInputs:
     """What a replay needs of a window: its inputs (of q nothing), kept as they are."""
 
     inputs: DeltaInputs
@@ -86,7 +86,7 @@ def schedule(shape: Topology) -> tuple[np.ndarray, np.ndarray, int]:
     return np.array(sources, np.int64), np.array(goals, np.int64), count
 
 
-def nodes_of_rows(state: torch.Tensor, pending: Window | States, paths: Sequence[np.ndarray]) -> list[np.ndarray]:
+def nodes_of_rows(state: torch.Tensor, pending: ReplayInputs | States, paths: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Flat nodes of each row's path. ValueError unless the state is like the one that was verified: compiled code does
     not look."""
     require_compiled(state)

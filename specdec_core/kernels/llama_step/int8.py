@@ -42,9 +42,11 @@ from specdec_core.placement import Placement
 class Int8Llama(NumbaLlama):
     """`LlamaStep` with int8 weights, quantized once from weights by Hugging Face names, of any float dtype.
 
-    The embedding is looked up in the rows it is given in, tied to the head or not: a pass reads only those of its
-    tokens, so that they cost no time, and a file's are mapped, not copied. Weights must be finite (ValueError). Arrays,
-    errors of a call and Python threads as for `NumbaLlama`; of `placement` only the number of threads is used.
+    The embedding is looked up in float32 rows, tied to the head or not: a pass reads only those of its tokens, so that
+    they cost no time. Rows that are float32 already are used as they are, others are converted once.
+
+    Weights must be finite (ValueError). Arrays, errors of a call and Python threads as for `NumbaLlama`; of `placement`
+    only the number of threads is used.
     """
 
     def __init__(self, config: LlamaShape, weights: Mapping[str, Any], placement: Placement):

@@ -460,6 +460,26 @@ def test_a_path_that_does_not_lead_from_the_root_to_a_node(paths):
     assert str(found.value) == str(expected.value)
 
 
+def test_memory_that_overlaps_the_state_is_refused():
+    inputs, start = ready()
+    _, factors = numba.verify(start, inputs, SHAPES)
+    paths, size = paths_to(SHAPES, [0, 0]), start.numel()
+    room = torch.zeros(2 * size + 16)
+    state = room[:size].view_as(start).copy_(start)
+    expected = numba.commit(start, factors, paths)
+    with pytest.raises(ValueError, match="into begins 64 bytes from the state and overlaps it: expected the state its"):
+        numba.commit(state, factors, paths, into=room[16 : size + 16].view_as(start))
+    # Memory beside it in the same allocation is fine.
+    assert torch.equal(numba.commit(state, factors, paths, into=room[size : 2 * size].view_as(start)), expected)
+
+
+def test_a_state_that_requires_gradients_is_not_committed():
+    inputs, start = ready()
+    _, factors = numba.verify(start, inputs, SHAPES)
+    with pytest.raises(ValueError, match="require gradients"):
+        numba.commit(start.clone().requires_grad_(), factors, paths_to(SHAPES, [0, 0]))
+
+
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8])
 @pytest.mark.parametrize("seed", range(10))
 def test_paths_as_flat_nodes(seed, dtype):
