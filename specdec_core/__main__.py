@@ -69,7 +69,11 @@ def _parser() -> argparse.ArgumentParser:
     _placement_options(sub)
 
     sub = command("bench", _bench, "time this machine; records replay anywhere")
-    sub.add_argument("what", help="sd: curves, AR and SD; greedy: SD against AR on every prompt; audit: other samplers")
+    sub.add_argument(
+        "what",
+        help="sd: curves, AR and SD; greedy: SD against AR on every prompt; audit: other samplers; "
+        "gdn: linear attention on --device cuda, random weights",
+    )
     sub.add_argument("--out", type=Path, required=True, help="folder for the records")
     sub.add_argument("--model", default="smollm2-135m-instruct")
     _placement_options(sub)

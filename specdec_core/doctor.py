@@ -10,9 +10,11 @@ import torch
 
 from specdec_core.cache import cache_dir
 from specdec_core.evidence.provenance import available_cores, cpu_model, installed_versions
+from specdec_core.kernels.gated_delta import triton
 from specdec_core.models import llama_library
 from specdec_core.models.errors import MissingPackage, ModelError
 from specdec_core.models.registry import load, names
+from specdec_core.placement import PlacementError
 from specdec_core.targets import mlx
 
 
@@ -22,11 +24,11 @@ def examine_machine() -> Iterator[str]:
     yield f"CUDA {torch.cuda.get_device_name() if torch.cuda.is_available() else 'absent'}"
     yield f"Metal {'present' if torch.backends.mps.is_available() else 'absent'}"
     yield ", ".join(f"{name} {version}" for name, version in installed_versions().items())
-    for engine, library in (("llama.cpp", llama_library.library), ("MLX", mlx.library)):
+    for engine, library in (("llama.cpp", llama_library.library), ("MLX", mlx.library), ("Triton", triton.library)):
         try:
             library()
             yield f"{engine} present"
-        except MissingPackage as error:
+        except (MissingPackage, PlacementError) as error:
             yield f"missing: {' '.join(str(error).split())}"
     free = shutil.disk_usage(cache_dir("models")).free / 2**30
     yield f"{free:.0f} GiB free for the cache" if free > 2 else f"missing: disk space, {free:.1f} GiB free of 2"

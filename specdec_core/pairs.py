@@ -24,7 +24,7 @@ DRAFTERS = {
     "ngram": "what followed the longest suffix that occurred before (a chain)",
     "ngram-tree": "the two latest different continuations (a tree)",
     "layer-skip": "the target's own first layers; layer-skip:M takes the first M (default: two thirds)",
-    "eagle": "a trained layer that continues the target's hidden states (a chain); eagle:FILE takes another checkpoint",
+    "eagle": "trained layers that continue the target's hidden states (a chain); eagle:FILE takes another checkpoint",
     "eagle-tree": "the same layer, a dynamic tree of at most 15 tokens; eagle-tree:FILE",
     "MODEL": "any model that shares the tokenizer: a registered name, a folder, or hub:org/name",
 }

@@ -7,6 +7,7 @@ from specdec_core import doctor
 from specdec_core.evidence.provenance import available_cores, cpu_model
 from specdec_core.models.errors import MissingPackage
 from specdec_core.models.registry import load, names
+from specdec_core.placement import PlacementError
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -26,6 +27,16 @@ def test_an_engine_that_is_not_installed_comes_with_its_remedy(monkeypatch):
 
     monkeypatch.setattr(doctor.llama_library, "library", fail)
     assert "missing: llama.cpp is not here (gone): run `make setup`" in list(doctor.examine_machine())
+
+
+def test_triton_is_told_of_though_only_a_gpu_needs_it(monkeypatch):
+    def fail():
+        raise PlacementError("Triton is not here: use the torch form")
+
+    monkeypatch.setattr(doctor.triton, "library", lambda: None)
+    assert "Triton present" in list(doctor.examine_machine())
+    monkeypatch.setattr(doctor.triton, "library", fail)
+    assert "missing: Triton is not here: use the torch form" in list(doctor.examine_machine())
 
 
 def test_findings_are_one_line_each():

@@ -26,5 +26,16 @@ def _audit(model: str, placement: Placement, out: Path) -> None:
     bench_audit(model, placement, out)
 
 
-BENCHES: dict[str, Callable[[str, Placement, Path], None]] = {"sd": _sd, "greedy": _greedy, "audit": _audit}
+def _gdn(model: str, placement: Placement, out: Path) -> None:
+    from specdec_core.bench.gdn_device import bench_gdn
+
+    bench_gdn(placement, out)
+
+
+BENCHES: dict[str, Callable[[str, Placement, Path], None]] = {
+    "sd": _sd,
+    "greedy": _greedy,
+    "audit": _audit,
+    "gdn": _gdn,
+}
 """Name → benchmark(model, placement, folder for the records); imported when one is run."""

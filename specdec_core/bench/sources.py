@@ -69,3 +69,32 @@ EAGLE = (
 
 DECODING = tuple(dict.fromkeys((*PASS, *LOOP, "specdec_core/drafters/layer_skip.py")))
 """A whole decoder of this package, and how it is timed."""
+
+GATED_DELTA = (
+    "specdec_core/topology.py",
+    *(
+        f"specdec_core/kernels/{name}.py"
+        for name in (
+            "compiled",
+            "cpu",
+            "gated_delta/__init__",
+            "gated_delta/ancestry",
+            "gated_delta/checks",
+            "gated_delta/numba",
+            "gated_delta/numba_layout",
+            "gated_delta/numba_step",
+            "gated_delta/paths",
+            "gated_delta/reference",
+            "gated_delta/schemes",
+            "gated_delta/schemes_eager",
+            "gated_delta/schemes_plan",
+            "gated_delta/schemes_step",
+            "gated_delta/torch",
+            "gated_delta/traffic",
+            "simd",
+            "skinny_linear/panel",
+            "threads",
+        )
+    ),
+)
+"""The gated delta rule in its forms, and the schemes that it competes with."""

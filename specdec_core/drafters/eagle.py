@@ -1,8 +1,8 @@
-"""A trained layer that continues the target's hidden states (EAGLE; Li et al. 2024, 2025), drafting a chain.
+"""Trained layers that continue the target's hidden states (EAGLE; Li et al. 2024, 2025), drafting a chain.
 
-The first step of a round reads the tokens committed since the last one, with the target's features; every further step
-reads the token drafted last with the layer's own hidden state. A token outside the draft vocabulary has probability
-zero: it is never drafted, and the rejection rule makes up for it.
+The first step of a round reads the tokens committed since the last one, with the target's features; every further step,
+by a layer of its own, reads the token drafted last with the hidden state of the step before. A token outside the draft
+vocabulary has probability zero: it is never drafted, and the rejection rule makes up for it.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from specdec_core.arrays import Array, host
-from specdec_core.drafters.eagle_engine import build_step
+from specdec_core.drafters.eagle_engine import build_steps
 from specdec_core.kernels.plan import StepPlan, plan_step
 from specdec_core.models.checkpoints import Checkpoint
 from specdec_core.models.eagle_checkpoint import EagleCheckpoint
@@ -35,12 +35,12 @@ class Continued:
 
 
 class EagleMemory:
-    """Rows' caches, and the step that writes them. Entries behind the committed ones hold drafted tokens."""
+    """Rows' caches, and the steps that write them. Entries behind the committed ones hold drafted tokens."""
 
     def __init__(self, checkpoint: EagleCheckpoint, target: Checkpoint, placement: Placement):
         checkpoint.require_target(target)
         self.config, self.placement = checkpoint.config, placement
-        self.step = build_step(checkpoint, target, placement)
+        self.steps = build_steps(checkpoint, target, placement)
         self._embedding = target.weights["model.embed_tokens.weight"]
         # A view, where the weights are stored as the compiled engine wants them: looked up ten times as fast.
         wanted = placement.engine == "numba" and self._embedding.dtype is torch.float32
@@ -57,7 +57,7 @@ class EagleMemory:
         self.release(slots)
         for slot, prompt, found in zip(slots, prompts, features, strict=True):
             if len(prompt) > 1:
-                hidden = self.step.project(_present(found)[: len(prompt) - 1])
+                hidden = self.steps.committed.project(_present(found)[: len(prompt) - 1])
                 for first in range(0, len(prompt) - 2, CHUNK):
                     last = min(first + CHUNK, len(prompt) - 2)
                     self._read([slot], [prompt[first + 1 : last + 1]], hidden[first:last], scored=False)
@@ -66,7 +66,9 @@ class EagleMemory:
     def observe(self, slots: np.ndarray, tokens: Sequence[np.ndarray], features: Sequence[Array | None]) -> None:
         """Newly committed tokens, to be read with the next draft."""
         counts = [len(each) for each in tokens]
-        hidden = self.step.project(_joined([_present(each)[:n] for each, n in zip(features, counts, strict=True)]))
+        hidden = self.steps.committed.project(
+            _joined([_present(each)[:n] for each, n in zip(features, counts, strict=True)])
+        )
         ends = np.cumsum(counts)
         for slot, emitted, count, end in zip(slots, tokens, counts, ends, strict=True):
             self._unread.setdefault(int(slot), []).append((emitted, hidden[end - count : end]))
@@ -106,7 +108,7 @@ class EagleMemory:
             offsets=np.concatenate([[0], np.cumsum(counts)]),
         )
         self.cache.begin()
-        return Continued(*self.step(plan, self.cache, self._embedded(flat), hidden, np.arange(len(flat))))
+        return Continued(*self.steps.drafted(plan, self.cache, self._embedded(flat), hidden, np.arange(len(flat))))
 
     def _read(
         self, slots: Sequence[int], tokens: Sequence[np.ndarray], hidden: Array, scored: bool
@@ -118,7 +120,7 @@ class EagleMemory:
         epoch = self.cache.begin()
         plan = plan_step(flat, where, self.cache.lengths[where], shape)
         last = shape.offsets[1:] - 1 if scored else shape.offsets[:0]
-        found = self.step(plan, self.cache, self._embedded(flat), hidden, last)
+        found = self.steps.committed(plan, self.cache, self._embedded(flat), hidden, last)
         self.cache.commit(where, [np.arange(len(each)) for each in tokens], epoch)
         return found
 

@@ -82,7 +82,7 @@ class EagleTreeDrafter(EagleBase):
         temperatures = [each.view.options.temperature or 1.0 for each in growing]
         if any(temperature != 1 for temperature in temperatures):
             logits = _tempered(host(logits), np.repeat(temperatures, np.diff(np.append(heads, len(logits)))))
-        tokens, shares = self.memory.step.best_tokens(logits, self.width)
+        tokens, shares = self.memory.steps.committed.best_tokens(logits, self.width)
         return host(tokens), host(shares)
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from specdec_core.evidence.claims import CLAIMS, claim
 from specdec_core.evidence.layout import Layout
+from specdec_core.evidence.linear_claims import factors_are_faster, traffic_is_less, verification_is_exact
+from specdec_core.evidence.linear_records import LINEAR_ERROR, LINEAR_SPEED, LINEAR_TRAFFIC
 from specdec_core.evidence.lossless_claims import (
     exact_law_holds,
     greedy_agrees,
@@ -81,6 +83,9 @@ EVALUATORS: dict[str, Evaluator] = {
     "R4": Evaluator((REALIGN,), realign_share),
     "R5": Evaluator((BATCH_RUN,), batch_pays),
     "R6": Evaluator((EXACT_LAW, SEEDED_ROW), sampled_rows_are_isolated),
+    "G1": Evaluator((LINEAR_ERROR,), verification_is_exact),
+    "G2": Evaluator((LINEAR_TRAFFIC,), traffic_is_less),
+    "G3": Evaluator((LINEAR_SPEED,), factors_are_faster),
 }
 """Claims without an entry are NOT YET MEASURED."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specdec_core.evidence import words_linear as linear_words
 from specdec_core.evidence import words_lossless as words
 from specdec_core.evidence import words_ragged as ragged_words
 from specdec_core.evidence import words_ragged_speed as speed_words
@@ -16,7 +17,10 @@ from specdec_core.evidence.audit_records import AUDIT
 from specdec_core.evidence.evaluate import choose_records, load_rows
 from specdec_core.evidence.figures import save_figure
 from specdec_core.evidence.layout import Layout
+from specdec_core.evidence.linear_records import LINEAR_ERROR, LINEAR_SPEED, LINEAR_TRAFFIC, LINEAR_WINDOW
 from specdec_core.evidence.lossless_records import EXACT_LAW, KILL, LAW_CURVE, LAW_TEST, SIZE
+from specdec_core.evidence.plots_linear import errors_by_form, traffic_by_scheme, window_of_one_head
+from specdec_core.evidence.plots_linear_speed import time_against_batch, time_against_n
 from specdec_core.evidence.plots_lossless import (
     audited_samplers,
     bias_against_n,
@@ -189,6 +193,13 @@ GALLERY: dict[str, Drawing] = {
     "04_latency": Drawing((BATCH_RUN,), latency_by_batch, speed_words.latency_caption, speed_words.latency_alt),
     "04_slowest_row": Drawing(
         (BATCH_RUN,), heterogeneity, speed_words.heterogeneity_caption, speed_words.heterogeneity_alt
+    ),
+    "06_window": Drawing((LINEAR_WINDOW,), window_of_one_head, linear_words.window_caption, linear_words.window_alt),
+    "06_errors": Drawing((LINEAR_ERROR,), errors_by_form, linear_words.errors_caption, linear_words.errors_alt),
+    "06_traffic": Drawing((LINEAR_TRAFFIC,), traffic_by_scheme, linear_words.traffic_caption, linear_words.traffic_alt),
+    "06_speed_by_n": Drawing((LINEAR_SPEED,), time_against_n, linear_words.speed_by_n_caption, linear_words.speed_alt),
+    "06_speed_by_batch": Drawing(
+        (LINEAR_SPEED,), time_against_batch, linear_words.speed_by_batch_caption, linear_words.speed_alt
     ),
 }
 """Figure name → how it is made."""

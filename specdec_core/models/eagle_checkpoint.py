@@ -1,4 +1,8 @@
-"""Weights of an EAGLE-style drafter: one decoder layer that continues its target's hidden states (Li et al., 2024).
+"""Weights of an EAGLE-style drafter: decoder layers that continue its target's hidden states (Li et al., 2024).
+
+Two layers of one shape, of which a step runs one. The *committed* layer reads tokens that the target has committed,
+with the target's features before them; the *drafted* one reads tokens drafted since, with the hidden state that the
+step before returned. One layer for both kinds of input does either worse than a layer of its own.
 
 One safetensors file. It does not hold what is the target's: the embedding, and the head, whose rows for the draft
 vocabulary are taken from the target's. So it belongs to one target, whose fingerprint it carries.
@@ -22,13 +26,16 @@ from specdec_core.cache import atomic_write
 from specdec_core.models.checkpoints import Checkpoint, fingerprint
 from specdec_core.models.errors import CorruptFile, ModelError, safetensors_as_os_error
 
-FORMAT = "specdec eagle drafter, version 1"
+FORMAT = "specdec eagle drafter, version 2"
 LARGEST_FILE = 20_000_000
+
+PARTS = ("committed", "drafted")
+"""The two layers: names of their tensors begin so."""
 
 
 @dataclass(frozen=True)
 class EagleConfig:
-    """Sizes of the drafter's layer; names as in LlamaConfig.
+    """Sizes of the drafter's layers; names as in LlamaConfig.
 
     features    hidden states of the target that are joined: F layers of H units each.
     vocabulary  D, tokens that it can draft.
@@ -65,6 +72,11 @@ class EagleCheckpoint:
     feature_layers: tuple[int, ...]
     card: Mapping[str, Any]
 
+    def layer(self, part: str) -> dict[str, torch.Tensor]:
+        """Tensors of one of PARTS by the names of `layer_shapes`, and fc."""
+        names = layer_shapes(self.config)
+        return {"fc.weight": self.weights["fc.weight"], **{name: self.weights[f"{part}.{name}"] for name in names}}
+
     def require_target(self, checkpoint: Checkpoint) -> None:
         """Raise ModelError for another target than the one it was trained on."""
         if checkpoint.fingerprint != self.target_fingerprint:
@@ -75,11 +87,16 @@ class EagleCheckpoint:
 
 
 def expected_shapes(config: EagleConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor. The attention reads [embedding, hidden], each normed: 2H inputs."""
+    """Name and shape of every tensor: fc, which joins the features, and both layers."""
+    joined = {"fc.weight": (config.hidden_size, config.features * config.hidden_size)}
+    return joined | {f"{part}.{name}": shape for part in PARTS for name, shape in layer_shapes(config).items()}
+
+
+def layer_shapes(config: EagleConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of a layer's tensors. The attention reads [embedding, hidden], each normed: 2H inputs."""
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     return {
-        "fc.weight": (hidden, config.features * hidden),
         "embedding_norm.weight": (hidden,),
         "embedding_proj.weight": (hidden, hidden),
         "hidden_norm.weight": (hidden,),
@@ -96,7 +113,7 @@ def expected_shapes(config: EagleConfig) -> dict[str, tuple[int, ...]]:
 
 
 def eagle_config(target: Checkpoint, features: int, vocabulary: int) -> EagleConfig:
-    """A layer of the target's own shape."""
+    """Layers of the target's own shape."""
     c = target.config
     return EagleConfig(
         c.hidden_size, c.intermediate_size, c.heads, c.kv_heads, c.head_dim,

@@ -26,8 +26,9 @@ def write_card(path: Path, trained: Trained, served: Sequence[Row], corpus: Corp
     lines = [
         f"# EAGLE-style drafter for {drafter.target}",
         "",
-        f"One decoder layer (hidden size {config.hidden_size}, {config.heads} heads, {config.kv_heads} of keys and "
-        f"values, MLP {config.intermediate_size}) over the target's layers "
+        "Two decoder layers, of which a step runs one: the first reads what the target committed, the other what was "
+        f"drafted since (hidden size {config.hidden_size}, {config.heads} heads, {config.kv_heads} of keys and values, "
+        f"MLP {config.intermediate_size}). Features of the target's layers "
         f"{', '.join(map(str, drafter.feature_layers))}. {parameters:,} trained parameters; the target's embedding and "
         f"its head for {config.vocabulary:,} draft tokens ({head:,} more), are used as they are.",
         "",
@@ -36,9 +37,10 @@ def write_card(path: Path, trained: Trained, served: Sequence[Row], corpus: Corp
         f"- **Data**: the target's own text, {counts['all']['rows']:,} answers with "
         f"{counts['all']['new_tokens']:,} new tokens, {counts['greedy']['rows']:,} greedy, the others at T = 1; "
         f"{counts['held_out']['rows']:,} answers held out, whole templates among them; none of data/prompts",
-        f"- **Training**: {curve[-1]['step']:,} batches of {plan['rows']} answers, {plan['unroll']} steps unrolled, "
-        f"{curve[-1]['epoch']:.1f} epochs, {curve[-1]['seconds'] / 3600:.2f} hours, seed {plan['seed']}; the weights "
-        f"are those of batch {best['step']:,}, the best on held-out answers",
+        f"- **Training**: {curve[-1]['step']:,} batches of {plan['rows']} answers, {plan['first_alone']:.0%} of them "
+        f"of the first step alone, the others of up to {plan['unroll']}; {curve[-1]['epoch']:.1f} epochs, "
+        f"{curve[-1]['seconds'] / 3600:.2f} hours, seed {plan['seed']}; the weights are those of batch "
+        f"{best['step']:,}, the best on held-out answers",
         f"- **Command**: `{command}`",
         "",
         f"Held-out answers of the corpus, chains of {plan['unroll']}, worked out in training's own pass: τ "

@@ -214,7 +214,7 @@ def _fault(corpus: Corpus) -> str | None:
     rows, lengths, vocabulary = len(corpus), np.diff(corpus.offsets), corpus.origin.get("vocabulary", 0)
     if {len(corpus.prompt_lengths), len(corpus.prompts), len(lengths)} != {rows}:
         return "its arrays disagree on the number of rows: expected one entry a row, one offset more"
-    if corpus.offsets[0] != 0 or corpus.offsets[-1] != len(corpus.tokens):
+    if not len(corpus.offsets) or corpus.offsets[0] != 0 or corpus.offsets[-1] != len(corpus.tokens):
         return f"its offsets do not lead from 0 to its {len(corpus.tokens)} tokens"
     if not rows:
         # At none of a shard's places there may have been anything to ask.

@@ -55,8 +55,10 @@ class DistillPlan:
     learning_rate   the largest, of AdamW; weight_decay is that of matrices.
     held_out_rows   answers that a check looks at, half of them greedy.
     mixed           matrix products in bfloat16.
-    unroll          drafting steps that are trained together.
-    first_alone     share of the batches that train the first step alone: the others lean on it, and cost as much each.
+    unroll          drafting steps that are trained together, at most: batches take turns at 2, 3, … of them, since the
+                    deeper a step is, the less depends on it, and each costs as much as the first.
+    first_alone     share of the batches that train the first step alone: the others lean on it. The drafted layer
+                    starts where the committed one is then.
     rows, steps     rows of a batch, and batches.
     warm_up         share of the steps in which the learning rate rises; it then falls as a cosine, to a hundredth.
     clip            largest norm of the gradient.
@@ -166,14 +168,15 @@ class _Run:
     @property
     def is_over(self) -> bool:
         """Whether the newest checks brought nothing better, since all steps are trained."""
-        alone = self.plan.first_alone * self.plan.steps
-        taus = [row["greedy_tau"] for row in self.curve if row["step"] >= alone]
+        taus = [row["greedy_tau"] for row in self.curve if row["step"] >= first_unrolled(self.plan)]
         if not taus:
             return False
         return len(taus) - 1 - int(np.argmax(taus)) >= self.plan.patience
 
     def learn(self, rows: np.ndarray) -> None:
         start = perf_counter()
+        if self.step == first_unrolled(self.plan):
+            self._begin_drafting()
         for group in self.optimiser.param_groups:
             group["lr"] = learning_rate(self.plan, self.step)
         parts = [part for place in range(PARTS) if len(part := rows[place::PARTS])]
@@ -184,28 +187,39 @@ class _Run:
         if not np.isfinite(losses).all():
             raise TrainingError(f"losses {losses} at step {self.step}: lower the learning rate")
         for place, parameter in enumerate(self.learner.parameters()):
-            parts_of = [weight * gradients[place] for weight, (gradients, *_) in zip(weights, found, strict=True)]
-            parameter.grad = torch.stack(parts_of).sum(0)
+            parts_of = [
+                weight * of_part
+                for weight, (gradients, *_) in zip(weights, found, strict=True)
+                if (of_part := gradients[place]) is not None  # the drafted layer's, while the first step is alone
+            ]
+            parameter.grad = torch.stack(parts_of).sum(0) if parts_of else None
         torch.nn.utils.clip_grad_norm_(self.learner.parameters(), self.plan.clip)
         self.optimiser.step()
         self._losses.append(losses)
         self.step += 1
         self.seconds += perf_counter() - start
 
-    def _part(self, rows: np.ndarray) -> tuple[tuple[Tensor, ...], np.ndarray, int]:
+    def _begin_drafting(self) -> None:
+        """The drafted layer goes on from the committed one's weights and moments."""
+        self.learner.begin_drafting()
+        for name, parameter in self.learner.weights.items():
+            known = self.optimiser.state.get(self.learner.weights[name.replace("drafted/", "committed/")])
+            if name.startswith("drafted/") and known:
+                self.optimiser.state[parameter] = {key: values.clone() for key, values in known.items()}
+
+    def _part(self, rows: np.ndarray) -> tuple[tuple[Tensor | None, ...], np.ndarray, int]:
         """Gradients, losses (the weighted mean, then each step's) and anchors of a part of a batch."""
         torch.set_num_threads(1)
-        unroll = self.plan.unroll if self.step >= self.plan.first_alone * self.plan.steps else 1
+        unroll = unrolled(self.plan, self.step)
         batch = batch_of(self.corpus, self.features, rows, unroll)
         loss, losses = self.learner(batch, unroll, self.plan.loss, self.plan.mixed)
-        gradients = torch.autograd.grad(loss, list(self.learner.parameters()))
+        gradients = torch.autograd.grad(loss, list(self.learner.parameters()), allow_unused=True)
         return gradients, np.array([float(loss.detach()), *losses.tolist()]), int(batch.real.sum())
 
     def check(self) -> None:
         """Look at held-out rows, write the curve's next row, and keep a state to go on from."""
         found: Check = judge(self.learner, self.corpus, self.features, self.held_out, self.plan)
-        alike = [each for each in self._losses if len(each) == len(self._losses[-1])]
-        mean = np.mean(alike, axis=0) if alike else None
+        mean, losses = _means(self._losses)
         batches = max(1, len(self.corpus.training) // self.plan.rows)
         self.curve.append(
             {
@@ -214,8 +228,8 @@ class _Run:
                 "epoch": self.step / batches,
                 "seconds": round(self.seconds, 1),
                 "learning_rate": learning_rate(self.plan, max(0, self.step - 1)),
-                "loss": None if mean is None else float(mean[0]),
-                "losses": [] if mean is None else mean[1:].tolist(),
+                "loss": mean,
+                "losses": losses,
                 "held_out_losses": found.losses,
                 "greedy_alpha": found.greedy_alpha,
                 "greedy_tau": found.greedy_tau,
@@ -276,9 +290,30 @@ class _Run:
             for name, parameter in self.learner.weights.items():
                 parameter.copy_(stored[f"weights.{name}"])
                 self._kept[name.replace("/", ".")] = stored[f"best.{name}"]
-                moments = {key: stored[f"{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq") if self.step}
-                if moments:
-                    self.optimiser.state[parameter] = moments
+                keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}.{name}" in stored]
+                if keys:  # none before a parameter's first gradient
+                    self.optimiser.state[parameter] = {key: stored[f"{key}.{name}"] for key in keys}
+
+
+def first_unrolled(plan: DistillPlan) -> int:
+    """The first step (from 0) whose batch is unrolled."""
+    return math.ceil(plan.first_alone * plan.steps)
+
+
+def unrolled(plan: DistillPlan, step: int) -> int:
+    """Drafting steps that the batch of step `step` (from 0) trains: 1 at first, then 2, 3, …, U, 2, 3, …"""
+    since = step - first_unrolled(plan)
+    return 1 if since < 0 or plan.unroll == 1 else 2 + since % (plan.unroll - 1)
+
+
+def _means(batches: list[np.ndarray]) -> tuple[float | None, list[float]]:
+    """Of batches' losses (the weighted mean, then each step's): the mean of the former, and of each step over the
+    batches that unrolled it."""
+    if not batches:
+        return None, []
+    deepest = max(len(each) for each in batches)
+    steps = [float(np.mean([each[place] for each in batches if len(each) > place])) for place in range(deepest)]
+    return steps[0], steps[1:]
 
 
 def learning_rate(plan: DistillPlan, step: int) -> float:

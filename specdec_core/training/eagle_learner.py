@@ -2,8 +2,9 @@
 
 When it serves, the drafter's cache holds entries made from the target's features for everything committed, and entries
 made from its own hidden states for the tokens that it drafted since. So step u of an anchor sees here: the committed
-entries up to the anchor, which are the same for all steps ("the true prefix"), and its own u entries. The tokens that
-are fed are those of the text: a draft goes on being of use only as long as it is what the target says.
+entries up to the anchor, which are the same for all steps ("the true prefix"), and its own u entries. The first step is
+the committed layer's, the others are the drafted one's. The tokens that are fed are those of the text: a draft goes on
+being of use only as long as it is what the target says.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from specdec_core.kernels.rotary import rotary_tables
 from specdec_core.models.checkpoints import Checkpoint
-from specdec_core.models.eagle_checkpoint import EagleConfig, expected_shapes
+from specdec_core.models.eagle_checkpoint import PARTS, EagleConfig, expected_shapes, layer_shapes
 from specdec_core.training.distilled_loss import Distilled, Laws, Loss, Steps
 from specdec_core.training.eagle_batches import Batch
 
@@ -55,6 +56,12 @@ class EagleLearner(nn.Module):
         """Detached weights by their names in a checkpoint."""
         return {name: self.weight(name).detach() for name in expected_shapes(self.config)}
 
+    @torch.no_grad()
+    def begin_drafting(self) -> None:
+        """Let the drafted layer start from what the committed one has learned so far."""
+        for name in layer_shapes(self.config):
+            self.weight(f"drafted.{name}").copy_(self.weight(f"committed.{name}"))
+
     def load(self, weights: dict[str, Tensor]) -> None:
         with torch.no_grad():
             for name, values in weights.items():
@@ -81,8 +88,10 @@ class EagleLearner(nn.Module):
         # Autocast's cache of cast weights is shared by all threads: which of them filled or emptied it would decide how
         # gradients are rounded.
         with torch.autocast("cpu", torch.bfloat16, enabled=mixed, cache_enabled=False):
-            hidden = torch.stack(self._unrolled(batch, unroll))
-        return _rms(hidden, self.config.norm_eps) * self.weight("norm.weight")
+            hidden = self._unrolled(batch, unroll)
+        first, *later = hidden
+        drafted = _Layer(self, "drafted")
+        return torch.stack([_Layer(self, "committed").said(first), *(drafted.said(each) for each in later)])
 
     def _wanted(self, batch: Batch) -> Tensor:
         """What the target's head reads, `[B, A + U − 1, H]`."""
@@ -97,58 +106,35 @@ class EagleLearner(nn.Module):
 
     def _unrolled(self, batch: Batch, unroll: int) -> list[Tensor]:
         """Hidden states `[B, A, H]` of each step."""
-        c = self.config
         rows = torch.arange(len(batch.tokens))[:, None]
+        committed, drafted = _Layer(self, "committed"), _Layer(self, "drafted")
         prefix = self.project(batch.features)
         pairs = batch.tokens.shape[1]
         positions = torch.arange(pairs).expand(len(batch.tokens), pairs)
-        inputs = self._inputs(self.embedding[batch.tokens], prefix)
-        prefix_keys, prefix_values = self._keys_values(inputs, positions)
+        inputs = committed.inputs(self.embedding[batch.tokens], prefix)
+        prefix_keys, prefix_values = committed.keys_values(inputs, positions)
         # [B, 1, A, T]: an anchor sees the pairs up to itself.
         visible = (torch.arange(pairs) <= batch.anchors[..., None])[:, None]
-        hidden = prefix[rows, batch.anchors]
-        own_inputs = inputs[rows, batch.anchors]
-        own_keys, own_values, found = [], [], []
-        for step in range(unroll):
-            places = batch.anchors + step
-            if step:
-                tokens = batch.tokens[rows, places.clamp(max=pairs - 1)]
-                own_inputs = self._inputs(self.embedding[tokens], hidden)
-                keys, values = self._keys_values(own_inputs, places)
-                own_keys.append(keys)
-                own_values.append(values)
-            queries = self._heads(own_inputs, "q", c.heads, places)
+        own_keys: list[Tensor] = []
+        own_values: list[Tensor] = []
+
+        def step(layer: _Layer, hidden: Tensor, own_inputs: Tensor, places: Tensor) -> Tensor:
+            queries = layer.queries(own_inputs, places)
             attended = self._attend(queries, prefix_keys, prefix_values, visible, own_keys, own_values)
-            embedded = own_inputs[..., : c.hidden_size]
-            hidden = hidden + F.linear(embedded, self.weight("embedding_proj.weight")).float()
-            hidden = hidden + F.linear(attended, self.weight("self_attn.o_proj.weight")).float()
-            normed = _rms(hidden, c.norm_eps) * self.weight("post_attention_layernorm.weight")
-            gate, up = (F.linear(normed, self.weight(f"mlp.{which}_proj.weight")) for which in ("gate", "up"))
-            hidden = hidden + F.linear(F.silu(gate) * up, self.weight("mlp.down_proj.weight")).float()
+            return layer.continued(hidden, own_inputs, attended)
+
+        hidden = step(committed, prefix[rows, batch.anchors], inputs[rows, batch.anchors], batch.anchors)
+        found = [hidden]
+        for later in range(1, unroll):
+            places = batch.anchors + later
+            tokens = batch.tokens[rows, places.clamp(max=pairs - 1)]
+            own_inputs = drafted.inputs(self.embedding[tokens], hidden)
+            keys, values = drafted.keys_values(own_inputs, places)
+            own_keys.append(keys)
+            own_values.append(values)
+            hidden = step(drafted, hidden, own_inputs, places)
             found.append(hidden)
         return found
-
-    def _inputs(self, embedded: Tensor, hidden: Tensor) -> Tensor:
-        """What the attention reads, `[…, 2H]`."""
-        parts = (
-            _rms(embedded, self.config.norm_eps) * self.weight("embedding_norm.weight"),
-            _rms(hidden, self.config.norm_eps) * self.weight("hidden_norm.weight"),
-        )
-        return torch.cat(parts, dim=-1)
-
-    def _heads(self, inputs: Tensor, which: str, heads: int, positions: Tensor | None) -> Tensor:
-        """`[B, heads, n, head_dim]`, rotated if positions `[B, n]` are given."""
-        found = F.linear(inputs, self.weight(f"self_attn.{which}_proj.weight"))
-        found = found.unflatten(-1, (heads, self.config.head_dim)).transpose(1, 2)
-        if positions is None:
-            return found
-        cosine, sine = self.cosine[positions][:, None], self.sine[positions][:, None]
-        first, second = found.float().chunk(2, dim=-1)
-        return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
-
-    def _keys_values(self, inputs: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        heads = self.config.kv_heads
-        return self._heads(inputs, "k", heads, positions), self._heads(inputs, "v", heads, None)
 
     def _attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor, own_keys: list, own_values: list
@@ -168,34 +154,83 @@ class EagleLearner(nn.Module):
         return out.reshape(batch, c.heads, anchors, size).transpose(1, 2).flatten(2)
 
 
+class _Layer:
+    """One of a learner's layers, step by step."""
+
+    def __init__(self, learner: EagleLearner, part: str):
+        self._config, self._learner, self._part = learner.config, learner, part
+
+    def _weight(self, name: str) -> Tensor:
+        return self._learner.weight(f"{self._part}.{name}.weight")
+
+    def _linear(self, inputs: Tensor, name: str) -> Tensor:
+        return F.linear(inputs, self._weight(name))
+
+    def _normed(self, values: Tensor, name: str) -> Tensor:
+        return _rms(values, self._config.norm_eps) * self._weight(name)
+
+    def inputs(self, embedded: Tensor, hidden: Tensor) -> Tensor:
+        """What the attention reads, `[…, 2H]`."""
+        return torch.cat([self._normed(embedded, "embedding_norm"), self._normed(hidden, "hidden_norm")], dim=-1)
+
+    def queries(self, inputs: Tensor, positions: Tensor) -> Tensor:
+        return self._rotated(self._heads(inputs, "q", self._config.heads), positions)
+
+    def keys_values(self, inputs: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        kv = self._config.kv_heads
+        return self._rotated(self._heads(inputs, "k", kv), positions), self._heads(inputs, "v", kv)
+
+    def continued(self, hidden: Tensor, inputs: Tensor, attended: Tensor) -> Tensor:
+        """The hidden state behind the one before, `[…, H]` each, from what the attention read and found."""
+        hidden = hidden + self._linear(inputs[..., : self._config.hidden_size], "embedding_proj").float()
+        hidden = hidden + self._linear(attended, "self_attn.o_proj").float()
+        normed = self._normed(hidden, "post_attention_layernorm")
+        gate, up = (self._linear(normed, f"mlp.{which}_proj") for which in ("gate", "up"))
+        return hidden + self._linear(F.silu(gate) * up, "mlp.down_proj").float()
+
+    def said(self, hidden: Tensor) -> Tensor:
+        """What the head reads."""
+        return self._normed(hidden, "norm")
+
+    def _heads(self, inputs: Tensor, which: str, heads: int) -> Tensor:
+        """`[B, heads, n, head_dim]`."""
+        found = self._linear(inputs, f"self_attn.{which}_proj")
+        return found.unflatten(-1, (heads, self._config.head_dim)).transpose(1, 2)
+
+    def _rotated(self, heads: Tensor, positions: Tensor) -> Tensor:
+        cosine, sine = (table[positions][:, None] for table in (self._learner.cosine, self._learner.sine))
+        first, second = heads.float().chunk(2, dim=-1)
+        return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
+
+
 def initial_weights(config: EagleConfig, target: Checkpoint, feature_scale: float, seed: int) -> dict[str, Tensor]:
-    """Where training starts: the target's last layer, continuing its last feature.
+    """Where training starts: both layers are the target's last one, continuing its last feature.
 
     fc passes the last feature on, at the size `feature_scale` that it has in the target; the rest of fc and the weights
     of the embedding are small and random.
     """
     random = torch.Generator().manual_seed(seed)
     prefix = f"model.layers.{target.config.layers - 1}."
-    hidden, found = config.hidden_size, {}
-    for name, shape in expected_shapes(config).items():
-        if name == "fc.weight":
-            values = 0.02 * feature_scale * torch.randn(shape, generator=random)
-            values[:, -hidden:] += feature_scale * torch.eye(hidden)
-        elif name == "embedding_proj.weight":
+    hidden = config.hidden_size
+    joined = 0.02 * feature_scale * torch.randn(expected_shapes(config)["fc.weight"], generator=random)
+    joined[:, -hidden:] += feature_scale * torch.eye(hidden)
+    layer = {}
+    for name, shape in layer_shapes(config).items():
+        if name == "embedding_proj.weight":
             values = 0.02 * torch.randn(shape, generator=random)
         elif name == "embedding_norm.weight":
             values = torch.ones(shape)
         elif name == "norm.weight":
-            values = target.weights["model.norm.weight"].float().clone()
+            values = target.weights["model.norm.weight"].float()
         elif name == "hidden_norm.weight":
-            values = target.weights[prefix + "input_layernorm.weight"].float().clone()
+            values = target.weights[prefix + "input_layernorm.weight"].float()
         elif name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
             of_hidden = target.weights[prefix + name].float()
             values = torch.cat([0.02 * torch.randn(of_hidden.shape, generator=random), of_hidden], dim=1)
         else:
-            values = target.weights[prefix + name].float().clone()
-        found[name] = values
-    return found
+            values = target.weights[prefix + name].float()
+        layer[name] = values
+    return {"fc.weight": joined, **{f"{part}.{name}": v.clone() for part in PARTS for name, v in layer.items()}}
 
 
 def feature_scale(features: np.ndarray, rows: int = 4096) -> float:

@@ -20,7 +20,7 @@ import torch
 from specdec_core.arrays import host
 from specdec_core.decode import decode, generate, outputs
 from specdec_core.drafters.eagle import EagleDrafter
-from specdec_core.drafters.eagle_engine import build_step
+from specdec_core.drafters.eagle_engine import build_steps
 from specdec_core.drafters.eagle_tree import EagleTreeDrafter
 from specdec_core.forensics import exact_grid, exact_models
 from specdec_core.forensics.enumeration import distance, output_law, product_law, sequence_law
@@ -112,7 +112,7 @@ class Naive:
     def __init__(self, checkpoint: EagleCheckpoint, engine: str):
         self.tokens, self._target = checkpoint.tokens.numpy(), target(engine)
         self._config, self._placement = checkpoint.config, ENGINES[engine]
-        self._step = build_step(checkpoint, CHECKPOINT, self._placement)
+        self._steps = build_steps(checkpoint, CHECKPOINT, self._placement)
         self.read = lru_cache(maxsize=None)(self._read)
 
     def logits(self, text: tuple[int, ...], drafted: tuple[int, ...] = ()) -> np.ndarray:
@@ -123,19 +123,19 @@ class Naive:
         """Logits after the last token, hidden states of those read last, keys and values."""
         if drafted:
             _, hidden, *kept = self.read(text, drafted[:-1])
-            return self._pass(drafted[-1:], hidden[-1:], kept)
+            return self._pass(self._steps.drafted, drafted[-1:], hidden[-1:], kept)
         state = self._target.new_state(1, len(text))
         (features,) = self._target.prefill(state, np.array([0]), [np.array(text)])
-        return self._pass(text[1:], self._step.project(features), ())
+        return self._pass(self._steps.committed, text[1:], self._steps.committed.project(features), ())
 
-    def _pass(self, tokens, hidden, kept):
+    def _pass(self, step, tokens, hidden, kept):
         c, before = self._config, kept[0].shape[1] if kept else 0
         cache = RaggedKV(1, 1, c.kv_heads, before + len(tokens), c.head_dim, self._placement.torch_dtype)
         for store, earlier in zip((cache.keys, cache.values), kept, strict=False):
             store[0, 0, :, :before] = earlier
         plan = plan_step(np.array(tokens), np.array([0]), np.array([before]), forest([chain(len(tokens))]))
         embedded = CHECKPOINT.weights["model.embed_tokens.weight"][list(tokens)].numpy()
-        logits, continued = self._step(plan, cache, embedded, hidden, np.array([len(tokens) - 1]))
+        logits, continued = step(plan, cache, embedded, hidden, np.array([len(tokens) - 1]))
         return logits, continued, cache.keys[0, 0], cache.values[0, 0]
 
 
@@ -549,7 +549,7 @@ def test_a_drafter_of_another_target_is_refused(kind):
 @every_kind
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_weights_that_lead_to_no_law_are_an_error(kind, engine, temperature):
-    broken = replace(RANDOM, weights={**RANDOM.weights, "norm.weight": torch.full((48,), torch.nan)})
+    broken = replace(RANDOM, weights={**RANDOM.weights, "committed.norm.weight": torch.full((48,), torch.nan)})
     how = Options(temperature=temperature)
     with pytest.raises((LogitsError, FloatingPointError), match=r"largest logit|draft logits"):
         generate(target(engine), [Request(prompt(4), how, FixedLength(2))], drafter(kind, engine, broken))
@@ -563,13 +563,15 @@ def test_the_head_is_the_targets_whether_or_not_it_is_the_embedding(engine):
         eagle = tiny_eagle(2, checkpoint, LAYERS, vocabulary=4)
         name = "model.embed_tokens.weight" if checkpoint.config.tied_head else "lm_head.weight"
         head = checkpoint.weights[name][eagle.tokens].double().numpy()
-        step = build_step(eagle, checkpoint, ENGINES[engine])
+        steps = build_steps(eagle, checkpoint, ENGINES[engine])
         cache = RaggedKV(1, 1, 2, 1, 8, ENGINES[engine].torch_dtype)
         plan = plan_step(np.array([0]), np.array([0]), np.array([0]), forest([chain(1)]))
         ones = np.ones((1, 48), np.float32)
-        logits, hidden = (host(each).astype(np.float64) for each in step(plan, cache, ones, ones, np.array([0])))
-        normed = hidden / np.sqrt((hidden**2).mean() + eagle.config.norm_eps)
-        np.testing.assert_allclose(logits, normed * eagle.weights["norm.weight"].double().numpy() @ head.T, rtol=1e-4)
+        for part, step in (("committed", steps.committed), ("drafted", steps.drafted)):
+            logits, hidden = (host(each).astype(np.float64) for each in step(plan, cache, ones, ones, np.array([0])))
+            normed = hidden / np.sqrt((hidden**2).mean() + eagle.config.norm_eps)
+            norm = eagle.weights[f"{part}.norm.weight"].double().numpy()
+            np.testing.assert_allclose(logits, normed * norm @ head.T, rtol=1e-4)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

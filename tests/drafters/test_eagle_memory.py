@@ -170,7 +170,8 @@ def admit(found: EagleMemory, slot: int, text: Sequence[int], engine: str = "num
 def test_a_prompt_is_read_in_chunks_of_any_size(engine, chunk, length, monkeypatch):
     monkeypatch.setattr(eagle_memory, "CHUNK", chunk)
     sizes, found, naive, text = [], memory(engine), Naive(RANDOM, engine), prompt(length)
-    monkeypatch.setattr(found, "step", Spy(found.step, lambda plan: sizes.append(len(plan.tokens))))
+    spy = Spy(found.steps.committed, lambda plan: sizes.append(len(plan.tokens)))
+    monkeypatch.setattr(found, "steps", replace(found.steps, committed=spy))
     admit(found, 1, text, engine)
     assert found.cache.lengths.tolist() == [0, max(0, length - 2), 0]
     assert sum(sizes) == max(0, length - 2) and max(sizes, default=0) <= chunk

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from specdec_core.decode import generate, outputs
 from specdec_core.drafters.eagle_tree import EagleTreeDrafter, _tempered, _Tree
 from specdec_core.lengths.fixed import FixedLength
-from specdec_core.models.eagle_checkpoint import EagleCheckpoint
+from specdec_core.models.eagle_checkpoint import PARTS, EagleCheckpoint
 from specdec_core.protocol import Draft, RowView
 from specdec_core.randomness import DRAFT, streams
 from specdec_core.rows import Request
@@ -238,7 +238,8 @@ def test_a_tree_is_what_a_drafter_without_memory_finds_when_it_reads_everything(
 
 
 def flat() -> EagleCheckpoint:
-    return replace(RANDOM, weights={**RANDOM.weights, "norm.weight": torch.zeros(48)})
+    none = {f"{part}.norm.weight": torch.zeros(48) for part in PARTS}
+    return replace(RANDOM, weights={**RANDOM.weights, **none})
 
 
 @every_engine

@@ -90,8 +90,8 @@ def test_the_sizes_are_the_targets():
     assert (shared.pop("features"), shared.pop("vocabulary")) == (2, 31)
     assert shared == {name: getattr(TARGET.config, name) for name in shared}
     shapes = expected_shapes(config)
-    assert shapes["fc.weight"] == (48, 96) and shapes["self_attn.q_proj.weight"] == (48, 96)
-    assert shapes["self_attn.k_proj.weight"] == shapes["self_attn.v_proj.weight"] == (16, 96)
+    assert shapes["fc.weight"] == (48, 96) and shapes["committed.self_attn.q_proj.weight"] == (48, 96)
+    assert shapes["drafted.self_attn.k_proj.weight"] == shapes["committed.self_attn.v_proj.weight"] == (16, 96)
     assert {name: tuple(tensor.shape) for name, tensor in DRAFTER.weights.items()} == shapes
 
 
@@ -131,7 +131,7 @@ def test_a_header_that_is_no_json_is_refused(file):
 @pytest.mark.parametrize("metadata", [None, {"format": "pt"}])
 def test_the_weights_of_something_else_are_refused(file, metadata):
     save_file(load_file(file), file, metadata=metadata)
-    with pytest.raises(CorruptFile, match=r"says it is None: expected 'specdec eagle drafter, version 1'"):
+    with pytest.raises(CorruptFile, match=r"says it is None: expected 'specdec eagle drafter, version 2'"):
         load_eagle(file)
 
 
@@ -154,7 +154,7 @@ def test_an_incomplete_header_is_refused(file, header):
     [
         ("fc.weight", None),
         ("fc.weight", torch.zeros(48, 48)),
-        ("norm.weight", torch.zeros(48, 1)),
+        ("drafted.norm.weight", torch.zeros(48, 1)),
         ("head.weight", torch.zeros(31, 48)),
         ("tokens", None),
         ("tokens", torch.arange(30)),
@@ -181,14 +181,17 @@ def test_weights_that_are_no_numbers_are_refused(file, value):
     values = torch.ones(48)
     values[3] = value
     with pytest.raises(CorruptFile, match=r"norm\.weight hold NaN or ∞"):
-        load_eagle(rewrite(file, norm__weight=values))
+        load_eagle(rewrite(file, drafted__norm__weight=values))
 
 
 def test_weights_that_the_dtype_cannot_hold_are_not_saved(tmp_path):
-    wide = dataclasses.replace(DRAFTER, weights={**DRAFTER.weights, "norm.weight": torch.full((48,), 1e5)})
+    wide = dataclasses.replace(DRAFTER, weights={**DRAFTER.weights, "drafted.norm.weight": torch.full((48,), 1e5)})
     with pytest.raises(ModelError, match=r"norm\.weight would hold NaN or ∞ in torch\.float16: save it in float32"):
         save_eagle(wide, tmp_path / "eagle.safetensors")
-    assert load_eagle(save_eagle(wide, tmp_path / "eagle.safetensors", torch.float32)).weights["norm.weight"][0] == 1e5
+    assert (
+        load_eagle(save_eagle(wide, tmp_path / "eagle.safetensors", torch.float32)).weights["drafted.norm.weight"][0]
+        == 1e5
+    )
 
 
 # --- Random drafters for tests ------------------------------------------------------------------------------------
@@ -201,7 +204,7 @@ def same(one: EagleCheckpoint, other: EagleCheckpoint) -> bool:
 def test_a_fingerprint_tells_weights_and_draft_tokens_apart():
     weights = {name: tensor.clone() for name, tensor in DRAFTER.weights.items()}
     assert same(DRAFTER, dataclasses.replace(DRAFTER, weights=weights, card={}))
-    weights["norm.weight"][0] += 1
+    weights["drafted.norm.weight"][0] += 1
     assert not same(DRAFTER, dataclasses.replace(DRAFTER, weights=weights))
     assert not same(DRAFTER, dataclasses.replace(DRAFTER, tokens=DRAFTER.tokens + 1))
 
@@ -212,4 +215,4 @@ def test_a_tiny_drafter_is_made_from_its_seed():
     assert len(DRAFTER.tokens.unique()) == 31 and (DRAFTER.tokens.diff() > 0).all()
     everything = tiny_eagle(3, TARGET, LAYERS)
     assert everything.tokens.tolist() == list(range(97)) and everything.feature_layers == LAYERS
-    assert tiny_eagle(3, TARGET, LAYERS, intermediate_size=40).weights["mlp.down_proj.weight"].shape == (48, 40)
+    assert tiny_eagle(3, TARGET, LAYERS, intermediate_size=40).weights["drafted.mlp.down_proj.weight"].shape == (48, 40)

@@ -15,7 +15,10 @@ from specdec_core.training.distill import Trained
 from tests.training.test_eagle_batches import random_corpus
 
 TARGET = tiny_llama(1, vocabulary=23)
-DRAFTER = replace(tiny_eagle(1, TARGET, (0, 2), vocabulary=11), card={"plan": {"rows": 6, "unroll": 4, "seed": 77}})
+DRAFTER = replace(
+    tiny_eagle(1, TARGET, (0, 2), vocabulary=11),
+    card={"plan": {"rows": 6, "unroll": 4, "first_alone": 0.25, "seed": 77}},
+)
 
 
 def check(step: int, tau: float, alpha: list[float]) -> dict[str, Any]:
@@ -53,7 +56,7 @@ def text(tmp_path, corpus) -> str:
 def test_it_says_what_the_drafter_is(text):
     parameters = sum(values.numel() for values in DRAFTER.weights.values())
     assert text.startswith("# EAGLE-style drafter for tiny-1\n")
-    assert f"{parameters:,} trained parameters" in text and "over the target's layers 0, 2." in text
+    assert f"{parameters:,} trained parameters" in text and "Features of the target's layers 0, 2." in text
     assert f"11 draft tokens ({11 * 48} more)" in text
     assert f"eagle-x.safetensors, float16, weights {eagle_fingerprint(DRAFTER)[:12]}" in text
     assert f"tiny-1, weights {TARGET.fingerprint[:12]}" in text
@@ -61,7 +64,8 @@ def test_it_says_what_the_drafter_is(text):
 
 def test_it_says_what_it_learned_from_and_how(text):
     assert "3,210 answers with 456,789 new tokens, 1,501 greedy" in text and "402 answers held out" in text
-    assert "3,000 batches of 6 answers, 4 steps unrolled, 6.0 epochs, 3.00 hours, seed 77" in text
+    assert "3,000 batches of 6 answers, 25% of them of the first step alone, the others of up to 4; 6.0 epochs" in text
+    assert "3.00 hours, seed 77" in text
     assert "`python -m it`" in text
 
 

@@ -125,6 +125,9 @@ class TestTheFile:
         save_corpus(replace(packed([], ORIGIN | {"format": SHARD}), tokens=np.zeros(1, np.uint16)), tmp_path / "it")
         with pytest.raises(CorpusError, match="do not lead from 0 to its 1 tokens"):
             read_corpus(tmp_path / "it", {"format": SHARD})
+        save_corpus(replace(packed([], ORIGIN | {"format": SHARD}), offsets=np.zeros(0, np.int64)), tmp_path / "it")
+        with pytest.raises(CorpusError, match="do not lead from 0 to its 0 tokens"):
+            read_corpus(tmp_path / "it", {"format": SHARD})
 
     def test_its_place_is_named_after_target_and_source(self):
         named = SimpleNamespace(checkpoint=SimpleNamespace(name="hub:org/name"))

@@ -13,7 +13,7 @@ import torch
 
 from specdec_core.evidence.training_records import TRAINING
 from specdec_core.training import distill as module
-from specdec_core.training.distill import DistillPlan, Trained, TrainingError, distill, learning_rate
+from specdec_core.training.distill import DistillPlan, Trained, TrainingError, distill, learning_rate, unrolled
 from specdec_core.training.distilled_loss import Loss
 from specdec_core.training.draft_vocabulary import draft_vocabulary
 from specdec_core.training.eagle_learner import EagleLearner
@@ -71,7 +71,9 @@ class TestLearning:
         assert [row["step"] for row in whole.curve] == [0, 3, 6, 8]
         assert [row["epoch"] for row in whole.curve] == [0, 3 / 8, 6 / 8, 1]  # 48 rows, six a batch
         assert whole.curve[0]["loss"] is None and whole.curve[0]["losses"] == []
-        assert all(len(row["losses"]) == UNROLL and row["loss"] > 0 for row in whole.curve[1:])
+        # Batches take turns at 2, 3, … steps.
+        assert [len(row["losses"]) for row in whole.curve[1:]] == [UNROLL, UNROLL, UNROLL - 1]
+        assert all(row["loss"] > 0 for row in whole.curve[1:])
         assert [row["learning_rate"] for row in whole.curve] == [
             learning_rate(PLAN, step) for step in (0, 2, 5, 7)
         ]  # fmt: skip
@@ -82,7 +84,9 @@ class TestLearning:
         each = train(tmp_path, replace(PLAN, check_every=1)).curve
         for row, steps in zip(whole.curve[1:], ((1, 2, 3), (4, 5, 6), (7, 8)), strict=True):
             assert row["loss"] == pytest.approx(np.mean([each[step]["loss"] for step in steps]))
-            assert row["losses"] == pytest.approx(np.mean([each[step]["losses"] for step in steps], axis=0))
+            for place, mean in enumerate(row["losses"]):
+                losses = [each[step]["losses"] for step in steps]
+                assert mean == pytest.approx(np.mean([of[place] for of in losses if len(of) > place]))
 
     def test_the_loss_of_a_batch_in_parts_is_that_of_the_whole(self, monkeypatch, tmp_path, whole):
         # Steps with less anchors weigh more in a part: equal in the first step, near in all of them together.
@@ -131,11 +135,42 @@ class TestLearning:
         monkeypatch.setattr(EagleLearner, "forward", noting)
         plan = replace(PLAN, first_alone=0.5)
         run = train(tmp_path / "whole", plan)
-        assert seen == [1] * 4 * module.PARTS + [UNROLL] * 4 * module.PARTS
-        # Four batches of one step, four of all: a check between them speaks of the newer kind.
-        assert [len(row["losses"]) for row in run.curve] == [0, 1, UNROLL, UNROLL]
+        turns = [1, 1, 1, 1, 2, 3, 4, 2]
+        assert seen == [turn for turn in turns for _ in range(module.PARTS)]
+        assert [len(row["losses"]) for row in run.curve] == [0, 1, 3, 4]
         train(tmp_path / "stopped", plan, stop_at=3)
         assert same(train(tmp_path / "stopped", plan), run)
+
+    def test_the_drafted_layer_begins_where_the_committed_one_is_then(self, monkeypatch, tmp_path):
+        seen, original = [], module._Run._part
+
+        def noting(self, rows):
+            parameters = self.learner.weights
+            seen.append(
+                [
+                    all(torch.equal(parameters[name], parameters[name.replace("drafted/", "committed/")]) and
+                        same_moments(self.optimiser.state.get(parameters[name]),
+                                     self.optimiser.state.get(parameters[name.replace("drafted/", "committed/")]))
+                        for name in parameters if name.startswith("drafted/")),
+                    self.step,
+                ]
+            )  # fmt: skip
+            return original(self, rows)
+
+        monkeypatch.setattr(module._Run, "_part", noting)
+        train(tmp_path, replace(PLAN, first_alone=0.5))
+        alike = {step for same, step in seen if same}
+        assert alike == {0, 4}  # as they start, and after the first step was alone for four batches
+
+    def test_the_deepest_step_is_reached_in_turns(self):
+        plan = replace(PLAN, steps=10, first_alone=0.25, unroll=4)
+        assert [unrolled(plan, step) for step in range(10)] == [1, 1, 1, 2, 3, 4, 2, 3, 4, 2]
+        assert {unrolled(replace(plan, unroll=1), step) for step in range(10)} == {1}
+
+    def test_the_losses_of_a_check_are_means_over_the_batches_that_reached_each_step(self):
+        batches = [np.array([4.0, 1.0]), np.array([6.0, 2.0, 7.0]), np.array([5.0, 3.0])]
+        assert module._means(batches) == (5.0, [2.0, 7.0])
+        assert module._means([]) == (None, [])
 
     def test_the_seed_decides_it(self, tmp_path, whole):
         assert same(train(tmp_path / "again"), whole)
@@ -148,6 +183,12 @@ class TestLearning:
         monkeypatch.setattr(module, "physical_threads", lambda: threads)
         monkeypatch.setattr(module, "ThreadPoolExecutor", lambda count: made.append(count) or original(count))
         assert same(train(tmp_path), whole) and made == [threads]
+
+
+def same_moments(one: dict | None, other: dict | None) -> bool:
+    if not one or not other:
+        return not one and not other
+    return all(torch.equal(one[key], other[key]) for key in ("step", "exp_avg", "exp_avg_sq"))
 
 
 class TestTheDrafter:

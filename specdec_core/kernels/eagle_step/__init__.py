@@ -44,7 +44,7 @@ class EagleShape(Protocol):
 
 
 class EagleStep(Protocol):
-    """The operation. Weights: `models.eagle_checkpoint.expected_shapes`, and "head.weight" `[D, H]`, rows of the
+    """The operation. Weights: fc and a layer (`EagleCheckpoint.layer`), and "head.weight" `[D, H]`, the rows of the
     target's head for the tokens that can be drafted.
 
     A pass may be a later part of a tree: the plan's nodes then go on where an earlier pass of the round ended, and its

@@ -30,7 +30,8 @@ def made(seed: int = 1, feature_layers=(0, 1, 2), vocabulary: int = 61, **change
     """A config and weights, head included."""
     target = tiny_llama(seed, hidden_size=changes.get("hidden_size", 48), vocabulary=257)
     eagle = tiny_eagle(seed, target, feature_layers, vocabulary, **changes)
-    return eagle.config, {**eagle.weights, "head.weight": target.weights["model.embed_tokens.weight"][eagle.tokens]}
+    layer = eagle.layer("committed")
+    return eagle.config, {**layer, "head.weight": target.weights["model.embed_tokens.weight"][eagle.tokens]}
 
 
 CONFIG, WEIGHTS = made()
