@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+import tests.interpreted  # noqa: F401  (before anything imports Triton)
+
 # A busy machine is no failure, so examples have no deadline.
 settings.register_profile("specdec", deadline=None)
 settings.load_profile("specdec")

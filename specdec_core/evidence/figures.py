@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -146,6 +147,7 @@ def save_figure(figure: Figure, name: str, caption: str, alt: str, layout: Layou
     if not caption.strip() or not alt.strip():
         raise ValueError(f"figure {name!r} needs a caption and an alternative text: neither may be empty")
     folder = (layout or Layout()).figures
+    logging.getLogger("fontTools").setLevel(logging.ERROR)  # it warns of the date of a font that is embedded in PDFs
     with house_style():
         figure.set_dpi(DPI)  # small type is wider or narrower at another one: lay it out as it is saved
         figure.draw_without_rendering()

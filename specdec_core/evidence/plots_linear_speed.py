@@ -55,7 +55,7 @@ def time_against_batch(rows: Rows) -> Figure:
     rows  LINEAR_SPEED records; drawn are layers with at least two batches
     """
     own = [row for row in rows if row["n"] == HEADLINE_N]
-    return _panels(own, "batch", "batch, rows verified together", lambda key: str(key[0]))
+    return _panels(own, "batch", "batch (rows)", lambda key: str(key[0]))
 
 
 def swept_over(rows: Rows, field: str) -> list[Key]:

@@ -40,6 +40,8 @@ def bound(axes, label):
 def test_no_text_overlaps_another_or_leaves_the_page(by_n, by_batch):
     inside_and_apart(by_n)
     inside_and_apart(by_batch)
+    four = [row | {"size": f"{row['size']}, {half}"} for row in BATCHES for half in ("one", "two")]
+    inside_and_apart(time_against_batch(four))
 
 
 def test_what_was_swept_is_found():
