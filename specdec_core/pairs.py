@@ -25,7 +25,7 @@ DRAFTERS = {
     "ngram-tree": "the two latest different continuations (a tree)",
     "layer-skip": "the target's own first layers; layer-skip:M takes the first M (default: two thirds)",
     "eagle": "trained layers that continue the target's hidden states (a chain); eagle:FILE takes another checkpoint",
-    "eagle-tree": "the same layer, a dynamic tree of at most 15 tokens; eagle-tree:FILE",
+    "eagle-tree": "the same layers, a dynamic tree of at most 15 tokens; eagle-tree:FILE",
     "MODEL": "any model that shares the tokenizer: a registered name, a folder, or hub:org/name",
 }
 

@@ -197,9 +197,11 @@ GALLERY: dict[str, Drawing] = {
     "06_window": Drawing((LINEAR_WINDOW,), window_of_one_head, linear_words.window_caption, linear_words.window_alt),
     "06_errors": Drawing((LINEAR_ERROR,), errors_by_form, linear_words.errors_caption, linear_words.errors_alt),
     "06_traffic": Drawing((LINEAR_TRAFFIC,), traffic_by_scheme, linear_words.traffic_caption, linear_words.traffic_alt),
-    "06_speed_by_n": Drawing((LINEAR_SPEED,), time_against_n, linear_words.speed_by_n_caption, linear_words.speed_alt),
+    "06_speed_by_n": Drawing(
+        (LINEAR_SPEED,), time_against_n, linear_words.speed_by_n_caption, linear_words.speed_by_n_alt
+    ),
     "06_speed_by_batch": Drawing(
-        (LINEAR_SPEED,), time_against_batch, linear_words.speed_by_batch_caption, linear_words.speed_alt
+        (LINEAR_SPEED,), time_against_batch, linear_words.speed_by_batch_caption, linear_words.speed_by_batch_alt
     ),
 }
 """Figure name → how it is made."""

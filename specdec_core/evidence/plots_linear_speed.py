@@ -71,6 +71,13 @@ def swept_over(rows: Rows, field: str) -> list[Key]:
     return sorted((key for key, seen in values.items() if len(seen) >= least), key=lambda key: largest[key])
 
 
+def drawn_over(rows: Rows, field: str) -> list[Row]:
+    """The rows that the figure against n, or against the batch (at the headline's n), has panels for."""
+    own = [row for row in rows if field == "n" or row["n"] == HEADLINE_N]
+    keys = swept_over(own, field)
+    return [row for row in own if _key(row, field) in keys]
+
+
 def _key(row: Row, field: str) -> Key:
     return (row["size"], row["batch"]) if field == "n" else (row["size"],)
 

@@ -14,6 +14,7 @@ from specdec_core.evidence.linear_claims import (
     floor_seconds,
     held_bytes,
 )
+from specdec_core.evidence.plots_linear_speed import drawn_over
 
 
 def window_caption(rows: Rows) -> str:
@@ -63,7 +64,8 @@ def traffic_caption(rows: Rows) -> str:
         f"state (right), in units of that state, counted in the loops that move them. {row['size']}: {row['heads']} "
         f"heads of {row['keys']} × {row['values']}, batch {row['batch']}, n = {row['n']}; both scales logarithmic. "
         "Plain: a chain, hatched: a tree of two children a node; half of the deepest branch is committed. Snapshots "
-        "count the copy of the accepted state; inputs and outputs count nowhere."
+        "count the copy of the accepted state; inputs, outputs and factors (written once and read once, so twice what "
+        "is held) count nowhere here; G2 counts factors."
     )
 
 
@@ -83,27 +85,37 @@ def _headline_rows(rows: Rows) -> list[Row]:
 
 
 def speed_by_n_caption(rows: Rows) -> str:
-    return f"Time of a round, verify and commit, against the nodes a row; a panel a layer and batch. {_how(rows)}"
+    own = drawn_over(rows, "n") or rows
+    return f"Time of a round, verify and commit, against the nodes a row; a panel a layer and batch. {_how(own)}"
 
 
 def speed_by_batch_caption(rows: Rows) -> str:
-    own = [row for row in rows if row["n"] == HEADLINE_N] or rows
+    own = drawn_over(rows, "batch") or rows
     return f"Time of a round, verify and commit, at n = {own[0]['n']} against the batch; a panel a layer. {_how(own)}"
+
+
+def speed_by_n_alt(rows: Rows) -> str:
+    return _speed_alt(drawn_over(rows, "n") or rows)
+
+
+def speed_by_batch_alt(rows: Rows) -> str:
+    return _speed_alt(drawn_over(rows, "batch") or rows)
 
 
 def _how(rows: Rows) -> str:
     repeats = min(len(row["seconds"]) for row in rows if row["seconds"])
-    left_out = len({(row["scheme"], row["n"], row["batch"], row["size"]) for row in rows if row["left_out"]})
-    told = f" {left_out} points are missing: too much memory or time." if left_out else ""
+    keys = ("scheme", "shape", "n", "batch", "size")
+    missing = len({tuple(row[key] for key in keys) for row in rows if row["left_out"]})
+    told = f" Points left out for too much memory or time: {missing}." if missing else ""
     return (
-        f"Chains above trees of two children a node; paths of all lengths are committed. Medians of {repeats} "
-        "repeats, all schemes interleaved on one state, with 95% bootstrap intervals. Lines without markers: "
-        "states read once and written once at the machine's best reading bandwidth, and the operations of the closed "
-        f"form at the best rate of a product of matrices.{told}"
+        "Chains above trees of two children a node; the rows of a batch commit paths of different lengths. Medians "
+        f"of {repeats} repeats, all schemes interleaved on one state, with 95% bootstrap intervals. Lines without "
+        "markers: states read once and written once at the machine's best reading bandwidth, and the operations of the "
+        f"closed form at the best rate of a product of matrices.{told}"
     )
 
 
-def speed_alt(rows: Rows) -> str:
+def _speed_alt(rows: Rows) -> str:
     """At the cell of the largest state at the headline's n: what each scheme takes, and the floor."""
     cells = [(cell, own) for cell, own in by_cell(rows).items() if FACTORS in own and own[FACTORS]["seconds"]]
     at = [pair for pair in cells if pair[0].n == HEADLINE_N] or cells

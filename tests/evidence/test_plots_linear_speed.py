@@ -107,15 +107,24 @@ def test_intervals_are_drawn(by_n):
     assert all(end[1] > start[1] for start, end in bars.lines[2][0].get_segments())
 
 
+def test_words_tell_of_what_is_drawn_alone():
+    # A larger state than any that is swept over n, and points of it that are left out.
+    more = [row | {"batch": 64, "state_bytes": 2 * row["state_bytes"]} for row in cell(n=16)]
+    rows = [*speeds(), *(not_timed(row) if row["scheme"] == EAGER else row for row in more)]
+    assert "batch 32, n=16" in words.speed_by_n_alt(rows) and "memory or time: 2." in words.speed_by_n_caption(rows)
+    both = [*rows, *BATCHES]
+    assert "batch 64, n=16" in words.speed_by_batch_alt(both) and "time: 1." in words.speed_by_batch_caption(both)
+
+
 def test_words():
     rows = speeds()
-    assert "12 repeats" in words.speed_by_n_caption(rows) and "1 points are missing" in words.speed_by_n_caption(rows)
-    assert "missing" not in words.speed_by_batch_caption(BATCHES) and "n = 16" in words.speed_by_batch_caption(BATCHES)
-    alt = words.speed_alt(rows)
+    assert "12 repeats" in words.speed_by_n_caption(rows) and "memory or time: 2." in words.speed_by_n_caption(rows)
+    assert "left out" not in words.speed_by_batch_caption(BATCHES) and "n = 16" in words.speed_by_batch_caption(BATCHES)
+    alt = words.speed_by_n_alt(rows)
     times = 1e3 * np.median(speed_row(FACTORS, shape="tree")["seconds"])
     assert "GDN-1.3B, batch 32, n=16" in alt and f"compact factors {times:.3g} ms" in alt
     assert f"the bound is {1e3 * max(memory_seconds(rows[0]), arithmetic_seconds(speed_row(FACTORS))):.3g} ms" in alt
-    assert "eager sequential" not in words.speed_alt([not_timed(r) if r["scheme"] == EAGER else r for r in rows])
+    assert "eager sequential" not in words.speed_by_n_alt([not_timed(r) if r["scheme"] == EAGER else r for r in rows])
     for name, own in (("06_speed_by_n", rows), ("06_speed_by_batch", BATCHES)):
         drawing = GALLERY[name]
         assert drawing.draw(own).axes and drawing.caption(own).endswith(".") and drawing.alt(own).endswith(".")
