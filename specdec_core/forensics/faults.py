@@ -15,7 +15,7 @@ from unittest.mock import patch
 from specdec_core import decode, randomness, rows
 from specdec_core.drafters.model import ModelDrafter
 from specdec_core.forensics import loop_faults as loop
-from specdec_core.forensics import mutations, suspects
+from specdec_core.forensics import mutations_parts, mutations_rule, suspects
 from specdec_core.forensics import state_faults as state
 from specdec_core.forensics.suspects import (
     CLASSES,
@@ -119,9 +119,9 @@ FAULTS = (
     Fault("last accepted entry missing", TARGET_STATE, "output, after a draft that was accepted whole",
           _put((Scatter, "commit", state.without_the_last_entry)), on_scatter),
     Fault("cache one short", TARGET_STATE, "divergence after the first accepted token",
-          _put((Scatter, "commit", mutations.losing_the_last)), on_scatter),
+          _put((Scatter, "commit", mutations_parts.losing_the_last)), on_scatter),
     Fault("cache one long", TARGET_STATE, "divergence after the first rejection",
-          _put((Scatter, "commit", mutations.keeping_a_rejected_one)), on_scatter),
+          _put((Scatter, "commit", mutations_parts.keeping_a_rejected_one)), on_scatter),
     Fault("accepted path not moved", TARGET_STATE, "divergence after the first accepted token of a tree",
           _put((ScatterState, "keep", _instead(lambda *anything: None))),
           lambda subject: subject.state == SCATTER and subject.trees),
@@ -141,11 +141,11 @@ FAULTS = (
     Fault("one row's end ends the batch", LOOP, "perfect prefix, wrong length",
           _put((decode, "_rounds", loop.ending_together)), on_all),
     Fault("end token inside a block ignored", LOOP, "perfect prefix, junk after",
-          _put((rows.Row, "append", mutations.ending_at_the_last_token_only)), on_all),
+          _put((rows.Row, "append", mutations_parts.ending_at_the_last_token_only)), on_all),
     Fault("cap inside a block ignored", LOOP, "perfect prefix, junk after",
           _put((decode, "Row", _instead(loop.CapBetweenBlocks))), on_all),
     Fault("end token looked for in the prompt", LOOP, "one token and out, where the prompt has it",
-          _put((rows.Row, "_ending", mutations.ending_in_the_prompt)), on_all),
+          _put((rows.Row, "_ending", mutations_parts.ending_in_the_prompt)), on_all),
     Fault("newest token not fed", LOOP, "wrong from token 1, alone too",
           _put((decode, "_nodes", loop.feeding_the_one_before)), on_both),
     Fault("all rows cut to the batch's minimum", LOOP, "output right, too few tokens a round",
@@ -153,14 +153,15 @@ FAULTS = (
     Fault("draft kept on a mismatch", LOOP, "wrong from the first rejection, drafter's text",
           keeping_the_draft, on_all),
     Fault("last logit dropped", LOOP, "output right, K tokens from a draft accepted whole",
-          _put((decode, "follow", loop.greedily(mutations.without_bonus)), (decode, "walk", mutations.without_bonus)),
+          _put((decode, "follow", loop.greedily(mutations_rule.without_bonus)),
+               (decode, "walk", mutations_rule.without_bonus)),
           on_both),
     Fault("drafts as long as the least budget", LOOP, "output right, too few tokens a round near a row's end",
           _put((decode, "_propose", loop.drafting_the_least)), on_both),
     Fault("last token of another row", LOOP, "wrong from token 0; passes batch 1",
           _put((decode, "_accept", loop.token_of_the_next_row)), on_all),
     Fault("one generator for all rows", LOOP, "a seeded row changes when its neighbours change",
-          _put((randomness, "StreamDecisions", lambda right: mutations.one_for_all())), on_all),
+          _put((randomness, "StreamDecisions", lambda right: mutations_rule.one_for_all())), on_all),
     Fault("residual of another row", LOOP, "distribution only, in sampled runs",
           _put((decode, "_accept", loop.residual_of_the_next_row)), on_all),
     # The drafter's state

@@ -1,4 +1,4 @@
-"""The wrong pieces of the decode loop that faults (faults.py) put in place of right ones; more are in mutations.py."""
+"""The wrong pieces of the decode loop that faults (faults.py) put in place of right ones (more: mutations_rule.py)."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def feeding_the_one_before(nodes):
 
 
 def greedily(make):
-    """A wrong walk (mutations.py), as a wrong `follow` for greedy rows."""
+    """A wrong walk (mutations_rule.py), as a wrong `follow` for greedy rows."""
 
     def made(follow):
         walk = make(lambda draft, greedy_at, decisions: follow(draft, greedy_at))

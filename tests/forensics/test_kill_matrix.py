@@ -10,11 +10,13 @@ from specdec_core.evidence.claims import claim
 from specdec_core.evidence.lossless_claims import mutants_die
 from specdec_core.evidence.lossless_records import KILL
 from specdec_core.evidence.verdicts import Outcome
-from specdec_core.forensics import kill_matrix as matrix
-from specdec_core.forensics.kill_matrix import CANARY, CLEAN, ROWS, SAMPLED, TESTS, examine
+from specdec_core.forensics import kill_sampled
+from specdec_core.forensics.kill_matrix import CANARY, CLEAN, ROWS, TESTS, examine
+from specdec_core.forensics.kill_sampled import SAMPLED
 from specdec_core.forensics.mutants import ACCEPTANCE, ISOLATION, LAW, MUTANTS, NOTHING, Mutant
 from specdec_core.sampling import History
 from specdec_core.statistics.battery import DISCREPANCY
+from specdec_core.targets.table import TableTarget
 
 BUDGET = 2_000
 NAMES = {mutant.name: mutant for mutant in MUTANTS}
@@ -56,7 +58,7 @@ def test_injection_ends_with_its_context(name):
     from specdec_core.drafters import model
 
     def state():
-        owners = (decode, randomness, rejection, rows, rows.Row, model, model.ModelDrafter, matrix.TableTarget)
+        owners = (decode, randomness, rejection, rows, rows.Row, model, model.ModelDrafter, TableTarget)
         return [dict(vars(owner)) for owner in owners]
 
     before = state()
@@ -100,12 +102,12 @@ def test_what_exact_tests_have_seen_is_not_sampled_unless_asked_for():
 
 def test_scores_are_made_without_the_mutant(monkeypatch):
     """A history that forgets the draft must not be judged by laws that forget it too."""
-    right, score, calls = History.extended, matrix.Scorer.score, []
+    right, score, calls = History.extended, kill_sampled.Scorer.score, []
 
     def watched(self, *what, **how):
         calls.append(History.extended is right)
         return score(self, *what, **how)
 
-    monkeypatch.setattr(matrix.Scorer, "score", watched)
-    sample = matrix.draw(400, True, NAMES["history without the draft"].inject)
+    monkeypatch.setattr(kill_sampled.Scorer, "score", watched)
+    sample = kill_sampled.draw(400, True, NAMES["history without the draft"].inject)
     assert calls and all(calls) and len(sample.pit) == sample.tokens >= 400
