@@ -148,7 +148,7 @@ def arms_of(
     paths = [deepest[: plan.path]] * cell.batch
     arms: dict[tuple[str, str], Arm] = {}
     for name, way in ways().items():
-        needed = cell.state_bytes * (3 * cell.n if name == SNAPSHOTS else 6)
+        needed = cell.state_bytes * ((copies + 2) * cell.n if name == SNAPSHOTS else 6)
         if needed > room(device):
             skipped(f"{name}: {cell}", f"{needed / 2**30:.1f} GiB of states, {room(device) / 2**30:.1f} free")
             continue
@@ -166,23 +166,23 @@ def arms_of(
 def _phases(
     way: Any, states: list[torch.Tensor], inputs: DeltaInputs, shapes: Any, paths: list[np.ndarray]
 ) -> dict[str, Arm]:
-    _, pending = way.verify(states[0], inputs, shapes)
+    pending = [way.verify(state, inputs, shapes)[1] for state in states]  # none is found in the cache, as no state is
 
     def verify() -> None:
         for state in states:
             way.verify(state, inputs, shapes)
 
     def commit() -> None:
-        for state in states:
-            way.commit(state, pending, paths)
+        for state, own in zip(states, pending, strict=True):
+            way.commit(state, own, paths)
 
     def together() -> None:
-        for state in states:
-            way.commit_then_verify(state, pending, paths, inputs, shapes)
+        for state, own in zip(states, pending, strict=True):
+            way.commit_then_verify(state, own, paths, inputs, shapes)
 
     def apart() -> None:
-        for state in states:
-            way.verify(way.commit(state, pending, paths), inputs, shapes)
+        for state, own in zip(states, pending, strict=True):
+            way.verify(way.commit(state, own, paths), inputs, shapes)
 
     return {"verify": verify, "commit": commit, "round": together if hasattr(way, "commit_then_verify") else apart}
 

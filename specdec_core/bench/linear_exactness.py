@@ -36,7 +36,7 @@ from specdec_core.evidence.provenance import fingerprint
 from specdec_core.evidence.records import RecordWriter
 from specdec_core.kernels.gated_delta import DeltaInputs, numba, reference
 from specdec_core.kernels.gated_delta import torch as closed
-from specdec_core.topology import Forest, chain, forest, tree
+from specdec_core.topology import Forest, Topology, chain, forest, tree
 
 CODE = (
     *GATED_DELTA,
@@ -47,9 +47,11 @@ CODE = (
 
 KINDS = ("chains", "trees", "forests")
 ROUNDS = "rounds"
-KEYS, VALUES = (1, 2, 17, 32), (5, 16, 48)
+KEYS, VALUES = (1, 2, 17, 32, 128), (5, 16, 48, 128)
 ROWS, NODES, WINDOWS = 4, 16, 6
 """The most rows of a window, nodes of a row, and windows of a sequence."""
+LONG, OFTEN = 64, 0.05
+"""… and the most nodes of a row in so many of the windows."""
 SCALE = 1e-3
 """An error is relative to the largest number expected, or to this where all are smaller."""
 DRAWN = (tree((-1, 0, 0, 1, 1, 2, 3, 3, 5)), 7)
@@ -179,7 +181,8 @@ def _compare_window(kind: str, seed: int, tallies: dict[str, _Tally], most: int)
     """Verify one window of at most so many trees and commit each of its nodes by every form; returns its trees."""
     rng = np.random.default_rng(seed)
     count = min(int(rng.integers(1, ROWS + 1)), most)
-    shapes = forest([_shape(kind, rng) for _ in range(count)])
+    most_nodes = LONG if rng.random() < OFTEN else NODES
+    shapes = forest([_shape(kind, rng, most_nodes) for _ in range(count)])
     heads, keys, values = int(rng.integers(1, 4)), int(rng.choice(KEYS)), int(rng.choice(VALUES))
     inputs = random_inputs(rng, len(shapes.rows), heads, keys, values, adverse=True)
     state = random_state(rng, count, heads, keys, values)
@@ -201,10 +204,10 @@ def _compare_window(kind: str, seed: int, tallies: dict[str, _Tally], most: int)
     return count
 
 
-def _shape(kind: str, rng: np.random.Generator):
+def _shape(kind: str, rng: np.random.Generator, most: int) -> Topology:
     if kind == "chains":
-        return chain(int(rng.integers(1, NODES + 1)))
-    return random_tree(rng, NODES) if kind == "trees" else random_draft(rng, NODES)
+        return chain(int(rng.integers(1, most + 1)))
+    return random_tree(rng, most) if kind == "trees" else random_draft(rng, most)
 
 
 def error(found: torch.Tensor, expected: np.ndarray) -> float:

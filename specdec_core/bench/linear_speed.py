@@ -127,7 +127,7 @@ class SpeedPlan:
 N_SWEEP, BATCH_SWEEP = (1, 2, 4, 8, 16, 32, 64), (1, 4, 16, 64)
 PLANS = {
     "quick": SpeedPlan(
-        tuple(dict.fromkeys((*cells([(MIDDLE, (1,))], (1, 4, 16)), *cells([(GDN_1B, (1, 8, 32))], (16,))))), repeats=3
+        tuple(dict.fromkeys((*cells([(MIDDLE, (1,))], (1, 4, 16)), *cells([(GDN_1B, (1, 8, 40))], (16,))))), repeats=3
     ),
     "full": SpeedPlan(
         tuple(

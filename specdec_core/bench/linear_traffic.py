@@ -21,7 +21,7 @@ from specdec_core.bench.linear_windows import (
 )
 from specdec_core.bench.sources import GATED_DELTA
 from specdec_core.evidence.layout import Layout, known_profile
-from specdec_core.evidence.linear_claims import DELAYED, SCHEMES, held_bytes
+from specdec_core.evidence.linear_claims import DELAYED, SCHEMES, held_bytes, passes
 from specdec_core.evidence.linear_records import LINEAR_TRAFFIC
 from specdec_core.evidence.provenance import fingerprint
 from specdec_core.evidence.records import RecordWriter
@@ -212,13 +212,13 @@ def counted_launches(channels: tuple[int, int]) -> Iterator[_Launches]:
 
 
 def traffic_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """States moved (read and written), KiB held beside the committed state, and launches of a round: a row a shape and
-    scheme, a column a number of nodes."""
+    """States and factors moved (read and written, in states), KiB held beside the committed state, and launches of a
+    round: a row a shape and scheme, a column a number of nodes."""
     import pandas as pd
 
     table = pd.DataFrame(rows)
-    table["states moved"] = (table["read_bytes"] + table["written_bytes"]) / table["state_bytes"]
+    table["states moved"] = [sum(passes(row)) for row in rows]
     table["KiB held"] = [round(held_bytes(row) / 1024) for row in rows]
     columns = ["states moved", "KiB held", "launches"]
     table = table.pivot_table(index=["shape", "scheme"], columns="n", values=columns, sort=False)
-    return table[columns].astype(int)
+    return table[columns].round(2).astype({name: int for name in table if name[0] != "states moved"})

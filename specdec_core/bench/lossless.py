@@ -58,9 +58,12 @@ KILL_CODE = (
     *EXACT_CODE,
     "specdec_core/statistics",
     "specdec_core/forensics/scoring.py",
-    "specdec_core/forensics/mutations.py",
+    "specdec_core/forensics/mutations_parts.py",
+    "specdec_core/forensics/mutations_rule.py",
     "specdec_core/forensics/mutants.py",
     "specdec_core/forensics/kill_matrix.py",
+    "specdec_core/forensics/kill_sampled.py",
+    "specdec_core/forensics/kill_subject.py",
 )
 
 

@@ -118,6 +118,8 @@ def run_peers(
         for temperature in plan.temperatures:
             options = Options(temperature, max_new_tokens=plan.max_new_tokens, eos=tokenizer.eos_ids)
             settings = {}
+            for peer in peers:
+                peer.run(tuned_on[0].tokens, options, peer.settings[0])  # compiles and reads what a first run has to
             for peer in (peer for peer in peers if peer.speculates):
                 found = tune(peer, tuned_on, options)
                 settings[peer.name] = found.best

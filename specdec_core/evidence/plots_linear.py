@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specdec_core.evidence.figures import in_house_style, legend_below, log_axis, new_figure, series_styles
-from specdec_core.evidence.linear_claims import HEADLINE_N, SCHEMES, Row, Rows, held_bytes
+from specdec_core.evidence.linear_claims import HEADLINE_N, SCHEMES, Row, Rows, held_bytes, passes
 from specdec_core.evidence.linear_records import SHAPES
 
 if TYPE_CHECKING:
@@ -158,8 +158,8 @@ def errors_by_form(rows: Rows) -> Figure:
 
 @in_house_style
 def traffic_by_scheme(rows: Rows) -> Figure:
-    """Bytes of states that a round reads and writes (left), and that it keeps and works in beside the committed state
-    (right), in units of that state, a bar a scheme and shape, at the n of the headline or the largest counted.
+    """Bytes of states and factors that a round reads and writes (left), and that it keeps and works in beside the
+    committed state (right), in units of that state, a bar a scheme and shape, at the headline's n or the largest.
 
     rows  LINEAR_TRAFFIC records
     """
@@ -175,7 +175,7 @@ def traffic_by_scheme(rows: Rows) -> Figure:
         place = names.index(row["scheme"]) + (0.2 if row["shape"] == SHAPES[1] else -0.2)
         hatch, state = "////" if row["shape"] == SHAPES[1] else "", row["state_bytes"]
         look: dict[str, Any] = {"height": 0.36, "hatch": hatch, "edgecolor": "white", "linewidth": 0.4}
-        read, written = row["read_bytes"] / state, row["written_bytes"] / state
+        read, written = passes(row)
         moved.barh(place, read, color=styles["read"].color, **look)
         moved.barh(place, written, left=read, color=styles["written"].color, **look)
         moved.annotate(

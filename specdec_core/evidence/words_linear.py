@@ -13,6 +13,7 @@ from specdec_core.evidence.linear_claims import (
     by_cell,
     floor_seconds,
     held_bytes,
+    passes,
 )
 from specdec_core.evidence.plots_linear_speed import drawn_over
 
@@ -60,19 +61,20 @@ def errors_alt(rows: Rows) -> str:
 def traffic_caption(rows: Rows) -> str:
     row = _headline_rows(rows)[0]
     return (
-        "Bytes of states that a round moves (left) and that it keeps for the commit or works in beside the committed "
-        f"state (right), in units of that state, counted in the loops that move them. {row['size']}: {row['heads']} "
+        "Bytes of states and factors that a round moves (left) and that it keeps for the commit or works in beside the "
+        "committed state (right), in units of that state, counted in the loops that move them. "
+        f"{row['size']}: {row['heads']} "
         f"heads of {row['keys']} × {row['values']}, batch {row['batch']}, n = {row['n']}; both scales logarithmic. "
         "Plain: a chain, hatched: a tree of two children a node; half of the deepest branch is committed. Snapshots "
-        "count the copy of the accepted state; inputs, outputs and factors (written once and read once, so twice what "
-        "is held) count nowhere here; G2 counts factors."
+        "count the copy of the accepted state; inputs and outputs count nowhere, nor do those that tile resident keeps "
+        "to go through the path again."
     )
 
 
 def traffic_alt(rows: Rows) -> str:
     parts = []
     for row in _headline_rows(rows):
-        moved = (row["read_bytes"] + row["written_bytes"]) / row["state_bytes"]
+        moved = sum(passes(row))
         held = held_bytes(row) / row["state_bytes"]
         parts.append(f"{row['scheme']} on a {row['shape']} moves {moved:.3g} and holds {held:.2g}")
     return f"States moved and held by a round of each scheme. {'; '.join(parts)}."

@@ -19,6 +19,7 @@ def write_card(path: Path, trained: Trained, served: Sequence[Row], corpus: Corp
     drafter, curve = trained.drafter, trained.curve
     config, plan = drafter.config, drafter.card["plan"]
     best = best_check(curve)
+    alone = min(math.ceil(plan["first_alone"] * plan["steps"]), curve[-1]["step"])
     counts = corpus.origin["counts"]
     parameters = sum(tensor.numel() for tensor in drafter.weights.values())
     head = config.vocabulary * config.hidden_size
@@ -37,8 +38,8 @@ def write_card(path: Path, trained: Trained, served: Sequence[Row], corpus: Corp
         f"- **Data**: the target's own text, {counts['all']['rows']:,} answers with "
         f"{counts['all']['new_tokens']:,} new tokens, {counts['greedy']['rows']:,} greedy, the others at T = 1; "
         f"{counts['held_out']['rows']:,} answers held out, whole templates among them; none of data/prompts",
-        f"- **Training**: {curve[-1]['step']:,} batches of {plan['rows']} answers, {plan['first_alone']:.0%} of them "
-        f"of the first step alone, the others of up to {plan['unroll']}; {curve[-1]['epoch']:.1f} epochs, "
+        f"- **Training**: {curve[-1]['step']:,} batches of {plan['rows']} answers, {alone:,} of them of the "
+        f"first step alone, the others of up to {plan['unroll']}; {curve[-1]['epoch']:.1f} epochs, "
         f"{curve[-1]['seconds'] / 3600:.2f} hours, seed {plan['seed']}; the weights are those of batch "
         f"{best['step']:,}, the best on held-out answers",
         f"- **Command**: `{command}`",

@@ -247,6 +247,15 @@ class TestRun:
         assert len(sd) == 2 + 2 + 2 + 1 and len(rows) == 2 * 3 * (2 * len(BACKENDS) + len(sd))
         assert {row["split"] for row in rows} == {"report"} and len({row["prompt_id"] for row in rows}) == 3
 
+    def test_every_peer_runs_once_before_any_is_timed(self, run, monkeypatch, tmp_path):
+        order: list[str] = []
+        timed, ran = bench._timed, Peer.run
+        monkeypatch.setattr(bench, "_timed", lambda *given: order.append("timed") or timed(*given))
+        monkeypatch.setattr(Peer, "run", lambda peer, *given: order.append(peer.name) or ran(peer, *given))
+        plan = replace(PLAN, formats=(), temperatures=(0.0,), max_new_tokens=4)
+        rows = run_peers(plan, run[2], "quick", layout=copy_checkout(tmp_path / "checkout"))
+        assert sorted(order[: order.index("timed")]) == sorted({row["peer"] for row in rows.runs})
+
     def test_every_speculation_was_tuned_first_and_ran_at_its_best(self, run):
         tuning, runs = run[0].tuning, run[0].runs
         for temperature in PLAN.temperatures:

@@ -18,7 +18,7 @@ from specdec_core.evidence.linear_claims import (
 )
 
 Row = dict[str, Any]
-CACHE = 32 << 20
+CACHE = 30 << 20
 BANDWIDTH, ARITHMETIC = 2e10, 8e10
 
 

@@ -17,7 +17,7 @@ from tests.training.test_eagle_batches import random_corpus
 TARGET = tiny_llama(1, vocabulary=23)
 DRAFTER = replace(
     tiny_eagle(1, TARGET, (0, 2), vocabulary=11),
-    card={"plan": {"rows": 6, "unroll": 4, "first_alone": 0.25, "seed": 77}},
+    card={"plan": {"rows": 6, "unroll": 4, "first_alone": 0.25, "steps": 4000, "seed": 77}},
 )
 
 
@@ -64,7 +64,9 @@ def test_it_says_what_the_drafter_is(text):
 
 def test_it_says_what_it_learned_from_and_how(text):
     assert "3,210 answers with 456,789 new tokens, 1,501 greedy" in text and "402 answers held out" in text
-    assert "3,000 batches of 6 answers, 25% of them of the first step alone, the others of up to 4; 6.0 epochs" in text
+    assert (
+        "3,000 batches of 6 answers, 1,000 of them of the first step alone, the others of up to 4; 6.0 epochs" in text
+    )
     assert "3.00 hours, seed 77" in text
     assert "`python -m it`" in text
 

@@ -127,7 +127,7 @@ def test_the_card_lies_beside_it_and_tells_the_figures(place, result):
     best = max(result.trained.curve, key=lambda row: (row["greedy_tau"], row["step"]))
     assert "eagle-toy.safetensors" in text and place.opened.checkpoint.name in text
     assert f"τ {best['greedy_tau']:.2f} greedy" in text and "16 answers with" in text
-    assert "4 batches of 4 answers, 0% of them of the first step alone, the others of up to 2" in text
+    assert "4 batches of 4 answers, 0 of them of the first step alone, the others of up to 2" in text
     assert "`python -m specdec_core train eagle --profile quick`" in text
     assert "| chain, K = 2 | 0 |" in text and "| tree, K = 2 | 1 |" in text
 

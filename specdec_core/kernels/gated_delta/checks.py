@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from specdec_core.arrays import Array, host
-from specdec_core.kernels.gated_delta import GATES, Inputs
+from specdec_core.kernels.gated_delta import GATES, Factors, Inputs
 from specdec_core.topology import Forest
 
 STATE_DTYPES = ("float32", "float64")
@@ -64,6 +64,17 @@ def check_state(state: Array, rows: int, axes: str, name: str = "state") -> dict
     if not contiguous:
         raise ValueError(f"{name} of shape {tuple(state.shape)} is not contiguous: call contiguous() on it")
     return dict(zip(axes, state.shape, strict=True))
+
+
+def check_pending(state: torch.Tensor, pending: Factors, rank: int | None = None) -> None:
+    """Raise unless factors and state belong together. `rank`: of a node's factors, with one gate a head; None: any."""
+    sizes = check_state(state, len(pending.forest.trees), "BHKV") | {"N": int(pending.forest.counts.sum())}
+    sizes["r"] = rank or (pending.keys.shape[2] if pending.keys.ndim == 4 else 1)
+    require_shape("pending keys", pending.keys, ("NHrK",), sizes)
+    require_shape("pending values", pending.values, ("NHrV",), sizes)
+    require_shape("pending log_decay", pending.log_decay, ("NH",) if rank else ("NH", "NHK"), sizes)
+    if pending.values.dtype != state.dtype:
+        raise ValueError(f"pending values are {pending.values.dtype}, the state {state.dtype}: expected one dtype")
 
 
 def check_inputs(state: Array, inputs: Inputs, forest: Forest) -> None:

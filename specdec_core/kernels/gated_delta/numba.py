@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from specdec_core.kernels.gated_delta import DeltaInputs, Factors
 from specdec_core.kernels.gated_delta.checks import (
     check_inputs,
-    check_state,
-    require_shape,
+    check_pending,
     require_tensor,
 )
 from specdec_core.kernels.gated_delta.numba_layout import AcceptedFactors, FlatWindow, Sizes, workspace
@@ -194,13 +193,7 @@ def _nothing_accepted(rows: int) -> AcceptedFactors:
 
 
 def _accepted(state: torch.Tensor, pending: Factors, paths: Sequence[np.ndarray]) -> AcceptedFactors:
-    sizes = check_state(state, len(pending.forest.trees), "BHKV")
-    sizes |= {"N": int(pending.forest.counts.sum()), "r": 1}
-    require_shape("pending keys", pending.keys, ("NHrK",), sizes)
-    require_shape("pending values", pending.values, ("NHrV",), sizes)
-    require_shape("pending log_decay", pending.log_decay, ("NH",), sizes)
-    if pending.values.dtype != state.dtype:
-        raise ValueError(f"pending values are {pending.values.dtype}, the state {state.dtype}: expected one dtype")
+    check_pending(state, pending, rank=1)
     nodes, starts = path_nodes(pending.forest, paths)
     return AcceptedFactors(
         keys=flat(pending.keys),

@@ -25,8 +25,7 @@ from specdec_core.kernels.gated_delta.ancestry import Accepted, Batch, accepted,
 from specdec_core.kernels.gated_delta.checks import (
     check_inputs,
     check_paths,
-    check_state,
-    require_shape,
+    check_pending,
     require_tensor,
 )
 from specdec_core.topology import Forest
@@ -57,11 +56,7 @@ def verify(state: torch.Tensor, inputs: DeltaInputs, forest: Forest) -> tuple[to
 def commit(state: torch.Tensor, pending: Factors, paths: Sequence[np.ndarray]) -> torch.Tensor:
     """As `GatedDelta.commit`, for every member of the family."""
     require_tensor(state)
-    sizes = check_state(state, len(pending.forest.trees), "BHKV") | {"N": len(pending.keys)}
-    require_shape("pending keys", pending.keys[:, :, 0], ("NHK",), sizes)
-    require_shape("pending values", pending.values[:, :, 0], ("NHV",), sizes)
-    if pending.values.dtype != state.dtype:
-        raise ValueError(f"pending values are {pending.values.dtype}, the state {state.dtype}: expected one dtype")
+    check_pending(state, pending)
     path = accepted(pending.forest, check_paths(pending.forest, paths), state.device)
     if path is None:
         return state.clone()

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from specdec_core.kernels.gated_delta import DeltaInputs, Factors
-from specdec_core.kernels.gated_delta.checks import check_inputs, check_state, require_shape, require_tensor
+from specdec_core.kernels.gated_delta.checks import check_inputs, check_pending, require_tensor
 from specdec_core.kernels.gated_delta.paths import path_nodes
 from specdec_core.placement import PlacementError
 from specdec_core.topology import Forest, Topology
@@ -109,13 +109,7 @@ class TritonGatedDelta:
 
     def _accepted(self, state: torch.Tensor, pending: Factors, paths: Sequence[np.ndarray]) -> _Path:
         require_runnable(state)
-        sizes = check_state(state, len(pending.forest.trees), "BHKV")
-        sizes |= {"N": int(pending.forest.counts.sum()), "r": 1}
-        require_shape("pending keys", pending.keys, ("NHrK",), sizes)
-        require_shape("pending values", pending.values, ("NHrV",), sizes)
-        require_shape("pending log_decay", pending.log_decay, ("NH",), sizes)
-        if pending.values.dtype != state.dtype:
-            raise ValueError(f"pending values are {pending.values.dtype}, the state {state.dtype}: expected one dtype")
+        check_pending(state, pending, rank=1)
         nodes, starts = path_nodes(pending.forest, paths)
         longest = int(np.diff(starts).max())
         _require_narrow(longest, "a path")

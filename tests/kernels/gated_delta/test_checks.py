@@ -139,8 +139,8 @@ def test_a_path_that_does_not_lead_from_the_root_to_a_node(form, paths, message)
     ("state", "message"),
     [
         (torch.zeros(3, 2, 3, 5), "state of 3 rows for a forest of 2 trees"),
-        (torch.zeros(2, 2, 4, 5), r"pending keys has shape \(4, 2, 3\): expected \[N, H, K\] = \[4, 2, 4\]"),
-        (torch.zeros(2, 2, 3, 1), r"pending values has shape \(4, 2, 5\): expected \[N, H, V\] = \[4, 2, 1\]"),
+        (torch.zeros(2, 2, 4, 5), r"pending keys has shape \(4, 2, 1, 3\): expected \[N, H, r, K\] = \[4, 2, 1, 4\]"),
+        (torch.zeros(2, 2, 3, 1), r"pending values has shape \(4, 2, 1, 5\): expected \[N, H, r, V\] = \[4, 2, 1, 1\]"),
         (torch.zeros(2, 2, 3, 5).double(), "pending values are torch.float32, the state torch.float64"),
         (torch.zeros(2, 2, 5, 3).mT, "not contiguous"),
         (np.zeros((2, 2, 3, 5)), "state is a ndarray: expected a torch tensor; use torch.from_numpy"),
