@@ -22,6 +22,7 @@ from specdec_core.kernels.skinny_linear.int8 import (
     quantize_rows,
     row_bytes,
 )
+from specdec_core.kernels.skinny_linear.int8_panel import row_group_bytes
 from specdec_core.kernels.skinny_linear.panel import ADD, STORE
 from specdec_core.kernels.threads import COUNTER
 
@@ -204,7 +205,7 @@ def test_a_second_product_is_added_in_place():
 def test_rows_lie_an_odd_number_of_cache_lines_apart(inputs):
     group = group_of(inputs)
     lines, rest = divmod(row_bytes(inputs, group), 64)
-    assert rest == 0 and lines % 2 == 1 and 0 <= 64 * lines - -(-inputs // group) * (group + 8) < 128
+    assert rest == 0 and lines % 2 == 1 and 0 <= 64 * lines - -(-inputs // group) * row_group_bytes(group) < 128
 
 
 def test_bytes_begin_with_a_cache_line():
@@ -243,12 +244,28 @@ def test_weights_it_cannot_quantize_are_refused(make):
             make(weight)
 
 
-ELSEWHERE = """
+WITHOUT_VNNI = """
+from specdec_core.kernels.skinny_linear import int8_panel
+assert not int8_panel.VNNI
+"""
+WITH_BYTES = """
+from llvmlite import ir
+from specdec_core.kernels.skinny_linear import int8_panel
+
+def add_products(builder, sums, weights, values):
+    for lane in range(4):
+        shift = ir.Constant(int8_panel.INTEGERS, [8 * (3 - lane)] * int8_panel.LANES)
+        last = ir.Constant(int8_panel.INTEGERS, [24] * int8_panel.LANES)
+        factors = [builder.lshr(builder.shl(weights, shift), last), builder.ashr(builder.shl(values, shift), last)]
+        sums = builder.add(sums, builder.mul(*factors))
+    return sums
+
+int8_panel.VNNI, int8_panel.VALUE_BYTES, int8_panel._add_products = True, 1, add_products
+"""
+PRODUCTS = """
 import sys
 import numpy as np
-from specdec_core.kernels.skinny_linear import int8_panel
 from specdec_core.kernels.skinny_linear.int8 import QuantizedLinear
-assert not int8_panel.VNNI
 given = np.load(sys.argv[1])
 linears = [QuantizedLinear(given[name], threads=1) for name in ("broken", "whole")]
 found = {}
@@ -264,23 +281,39 @@ def without_vnni() -> str:
     return ",".join(f"+{name}" for name in sorted(features()) if "vnni" not in name)
 
 
-@pytest.mark.skipif(sys.platform == "darwin" or os.uname().machine != "x86_64", reason="ARM has no VNNI to leave out")
-@pytest.mark.parametrize("kind", ["this CPU without VNNI", "AVX2"])
-def test_a_cpu_without_the_instruction_gets_the_same_bits(kind, tmp_path):
-    """The features that fuse must be the same: a multiply-add in two roundings has other last bits."""
-    chosen = without_vnni() if kind != "AVX2" else "+sse2,+ssse3,+sse4.1,+avx,+avx2" + ",+fma" * FUSES
+def same_bits(before: str, folder, **environment: str) -> None:
+    """Products computed elsewhere, by a process that begins with `before`, have the bits that they have here."""
     weights = {"broken": random(19, 90, 70), "whole": random(20, 128, 128)}
     signs = np.sign(random(21, 17, 128))
     rows = {"x_broken": random(22, 17, 70), "x_whole": np.where(np.arange(17)[:, None] < 8, signs, random(23, 17, 128))}
     weights["whole"][:8] = signs[:8]
-    np.savez(tmp_path / "given.npz", **weights, **rows)
-    environment = {**os.environ, "NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": chosen,
-                   "SPECDEC_CACHE": str(tmp_path)}  # fmt: skip
-    command = [sys.executable, "-c", ELSEWHERE, str(tmp_path / "given.npz"), str(tmp_path / "found.npz")]
-    subprocess.run(command, env=environment, check=True, timeout=400)
-    with np.load(tmp_path / "found.npz") as found:
+    np.savez(folder / "given.npz", **weights, **rows)
+    command = [sys.executable, "-c", before + PRODUCTS, str(folder / "given.npz"), str(folder / "found.npz")]
+    subprocess.run(command, env=os.environ | environment | {"SPECDEC_CACHE": str(folder)}, check=True, timeout=400)
+    with np.load(folder / "found.npz") as found:
         assert len(found.files) == 12
         for name in found.files:
             kind, count = name.rstrip("0123456789"), int(name.lstrip("abcdefghijklmnopqrstuvwxyz"))
             expected = QuantizedLinear(weights[kind], threads=1)(rows[f"x_{kind}"][:count].copy())
             np.testing.assert_array_equal(found[name], expected)
+
+
+@pytest.mark.skipif(sys.platform == "darwin" or os.uname().machine != "x86_64", reason="ARM has none of these")
+@pytest.mark.parametrize("kind", ["this CPU without VNNI", "AVX2", "SSE", "none"])
+def test_a_cpu_without_the_instruction_gets_the_same_bits(kind, tmp_path):
+    """Pairs of 16 bits by every instruction set, and by none. The features that fuse must be the same: a multiply-add
+    in two roundings has other last bits."""
+    chosen = {
+        "this CPU without VNNI": without_vnni(),
+        "AVX2": "+sse2,+ssse3,+sse4.1,+avx,+avx2",
+        "SSE": "+sse2,+ssse3,+sse4.1",
+        "none": "+sse,-sse4.1",
+    }[kind]
+    if kind != "this CPU without VNNI":
+        chosen += ",+fma" * FUSES
+    same_bits(WITHOUT_VNNI, tmp_path, NUMBA_CPU_NAME="x86-64", NUMBA_CPU_FEATURES=chosen)
+
+
+def test_rows_of_bytes_give_the_same_bits(tmp_path):
+    """The layout for VNNI on any CPU, its one instruction written out."""
+    same_bits(WITH_BYTES, tmp_path)

@@ -18,7 +18,15 @@ import numpy as np
 
 from specdec_core.kernels.compiled import compiled, helper, inlined
 from specdec_core.kernels.simd import LANES, padded
-from specdec_core.kernels.skinny_linear.int8_panel import TOGETHER, byte_panel, group_bytes, row_group_bytes
+from specdec_core.kernels.skinny_linear.int8_panel import (
+    TOGETHER,
+    VALUE_BYTES,
+    byte_panel,
+    group_bytes,
+    put_nearest,
+    put_value,
+    row_group_bytes,
+)
 from specdec_core.kernels.skinny_linear.numba import UNIT_ROWS, require_float32, tiles_of_unit
 from specdec_core.kernels.skinny_linear.panel import STORE
 from specdec_core.kernels.threads import COUNTER, barrier, claim, team
@@ -170,15 +178,18 @@ def quantize_group(x, at, count, group, rows, record):
     scale, inverse, count = np.float32(np.nan), np.float32(0), count if largest < _INFINITE else 0
     if largest < _INFINITE:
         scale, inverse = _scales(_float_of(largest))
-    total = np.int32(0)
-    for i in range(count):
+    total, whole = np.int32(0), count // LANES * LANES
+    for i in range(0, whole, LANES):
+        total += put_nearest(x, at + i, inverse, rows, record + VALUE_BYTES * i)
+    for i in range(whole, count):
         value = _nearest(x[at + i] * inverse)
-        rows[record + i] = np.uint8(value)
+        put_value(rows, record, i, value)
         total += np.int32(value)
     for i in range(count, group):
-        rows[record + i] = 0
-    rows.view(np.float32)[(record + group) // 4] = scale
-    rows.view(np.int32)[(record + group + 4) // 4] = -OFFSET * total
+        put_value(rows, record, i, 0)
+    scales = record // 4 + VALUE_BYTES * group // 4
+    rows.view(np.float32)[scales] = scale
+    rows.view(np.int32)[scales + 1] = -OFFSET * total
 
 
 @helper
