@@ -5,12 +5,15 @@ Nothing here names a host, a user or a path, so a record can be committed as it 
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import io
 import json
 import os
 import platform
 import re
 import subprocess
+import tokenize
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -30,8 +33,8 @@ PACKAGES = (
 class Provenance:
     """One fingerprint. `hardware` and `software` are what the two hashes cover; `source` and `run` are not hashed.
 
-    device    short name of the machine, also the folder of its kept records: 'amd-epyc-2c'
-    hardware  cpu, cores, memory_gib, accelerator ('cpu', 'mps' or 'cuda'), gpu
+    device    short name of the machine, also the folder of its kept records: 'amd-epyc-avx512-2c'
+    hardware  cpu, vectors, cores, memory_gib, accelerator ('cpu', 'mps' or 'cuda'), gpu
     software  os, architecture, python, packages, blas, pins (hash of requirements.txt)
     source    commit, dirty (None outside a git checkout)
     run       profile, seed, threads, dtype, load_average (1, 5, 15 minutes, processes)
@@ -65,6 +68,7 @@ def fingerprint(
     layout = layout or Layout()
     hardware = {
         "cpu": cpu_model(),
+        "vectors": vectors(),
         "cores": available_cores(),
         "memory_gib": _memory_gib(),
         "accelerator": _accelerator_of(gpu),
@@ -97,11 +101,13 @@ def fingerprint(
 
 
 def device_slug(gpu: str | None = None) -> str:
-    """Folder name of this machine's records: processor, cores and, if one is used, accelerator ('amd-epyc-2c').
+    """Folder name of this machine's records: processor, vectors, cores and, if one is used, accelerator
+    ('amd-epyc-avx512-2c').
 
-    Trade marks, clock rates and core counts inside the processor's own name are dropped.
+    Trade marks, clock rates and core counts inside the processor's own name are dropped. What is left may name two
+    generations of processors (virtual machines do not tell them apart), whose vectors do.
     """
-    parts = [_slug(cpu_model()), f"{available_cores()}c"]
+    parts = [_slug(cpu_model()), vectors(), f"{available_cores()}c"]
     if gpu:
         parts.append(_slug(gpu))
     return "-".join(part for part in parts if part)
@@ -120,8 +126,8 @@ def device_kinds() -> frozenset[str]:
 def code_hash(paths: Iterable[str | Path], layout: Layout | None = None) -> str:
     """sha256 of the sources under `paths` (files, or folders with all their .py files), relative to the root.
 
-    Line ends and trailing blanks do not count; of a notebook only the source of its code cells does. A record stores
-    the hash of what made it. FileNotFoundError names a path that is not there.
+    Comments, docstrings, empty lines and trailing blanks do not count; of a notebook only the source of its code cells
+    does. A record stores the hash of what made it. FileNotFoundError names a path that is not there.
     """
     layout = layout or Layout()
     digest = hashlib.sha256()
@@ -144,7 +150,31 @@ def _normalised(path: Path) -> str:
     if path.suffix == ".ipynb":
         cells = (cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code")
         text = "\n".join("".join(cell["source"]) for cell in cells)
-    return "\n".join(line.rstrip() for line in text.splitlines())
+    elif path.suffix == ".py":
+        text = _without_remarks(text)
+    return "\n".join(line for line in map(str.rstrip, text.splitlines()) if line)
+
+
+def _without_remarks(text: str) -> str:
+    """Python source without comments and without strings that stand alone; as it is if it cannot be parsed."""
+    try:
+        spans = [
+            (node.lineno - 1, node.col_offset, (node.end_lineno or node.lineno) - 1, node.end_col_offset or 0)
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        ]
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        comments = [(token.start[0] - 1, token.start[1]) for token in tokens if token.type == tokenize.COMMENT]
+    except (SyntaxError, tokenize.TokenError):
+        return text
+    lines = text.splitlines()
+    for row, column in comments:
+        lines[row] = lines[row][:column]
+    # The parser counts columns in bytes. From the last one on, so that earlier places stay right.
+    for first, start, last, end in sorted(spans, reverse=True):
+        before, after = lines[first].encode()[:start].decode(), lines[last].encode()[end:].decode()
+        lines[first : last + 1] = [before + after]
+    return "\n".join(lines)
 
 
 def cpu_model() -> str:
@@ -157,6 +187,14 @@ def cpu_model() -> str:
         if found:
             return found.group(1).strip()
     return platform.processor() or platform.machine() or "unknown"
+
+
+def vectors() -> str:
+    """The widest vectors of an x86 processor, 'avx512' or 'avx2'; empty for others, and where the system is silent."""
+    cpuinfo = Path("/proc/cpuinfo")
+    flags = re.search(r"^flags\s*:(.*)$", cpuinfo.read_text(errors="replace"), re.M) if cpuinfo.exists() else None
+    found = flags.group(1).split() if flags else []
+    return "avx512" if "avx512f" in found else "avx2" if "avx2" in found else ""
 
 
 def available_cores() -> int:

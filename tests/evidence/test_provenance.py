@@ -17,7 +17,7 @@ from specdec_core.evidence.provenance import code_hash, device_kinds, device_slu
 def test_a_fingerprint_is_complete_and_plain_json():
     made = fingerprint("full", seed=7, threads=1, dtype="bfloat16").as_dict()
     assert json.loads(json.dumps(made)) == made
-    assert set(made["hardware"]) == {"cpu", "cores", "memory_gib", "accelerator", "gpu"}
+    assert set(made["hardware"]) == {"cpu", "vectors", "cores", "memory_gib", "accelerator", "gpu"}
     assert set(made["software"]) == {"os", "architecture", "python", "packages", "blas", "pins"}
     assert made["run"]["profile"] == "full" and made["run"]["seed"] == 7 and made["run"]["dtype"] == "bfloat16"
     assert made["software"]["packages"]["numpy"]
@@ -57,10 +57,22 @@ def test_hashes_follow_what_they_cover_and_nothing_else(monkeypatch):
     ],
 )
 def test_device_slugs(monkeypatch, name, slug):
+    monkeypatch.setattr(provenance, "vectors", lambda: "")
     monkeypatch.setattr(provenance, "cpu_model", lambda: name)
     monkeypatch.setattr(provenance, "available_cores", lambda: 4)
     assert device_slug() == slug
     assert device_slug("NVIDIA H200") == f"{slug}-nvidia-h200"
+
+
+def test_processors_of_one_name_are_told_apart_by_their_vectors(monkeypatch):
+    monkeypatch.setattr(provenance, "cpu_model", lambda: "AMD EPYC")
+    monkeypatch.setattr(provenance, "available_cores", lambda: 2)
+    slugs = {}
+    for flags in ("fpu sse4_2 avx avx2 fma", "fpu avx2 avx512f avx512_vnni", "fpu sse4_2", None):
+        text = "model name\t: AMD EPYC\n" + (f"flags\t\t: {flags}\n" if flags else "")
+        monkeypatch.setattr(provenance.Path, "read_text", lambda self, errors, text=text: text)
+        slugs[flags] = device_slug()
+    assert list(slugs.values()) == ["amd-epyc-avx2-2c", "amd-epyc-avx512-2c", "amd-epyc-2c", "amd-epyc-2c"]
 
 
 def test_the_accelerator_is_the_one_used():
@@ -82,6 +94,57 @@ def test_code_hash_sees_code_and_not_blanks(layout):
     assert code_hash(["specdec_core"], layout) != before
     with pytest.raises(FileNotFoundError, match=r"'specdec_core/gone\.py'"):
         code_hash(["specdec_core/gone.py"], layout)
+
+
+SOURCE = '''"""What it does."""
+
+import os  # a reason
+
+
+class Café:
+    """Über
+    lines."""
+
+    LIMIT = 3  # most of them
+    """Of what."""
+
+    def f(self, text="# no remark"):
+        """One line."""; x = """no docstring"""
+        # alone
+        return text, x
+'''
+BARE = '''
+import os
+class Café:
+
+    LIMIT = 3
+
+    def f(self, text="# no remark"):
+        ; x = """no docstring"""
+        return text, x
+'''
+
+
+def test_remarks_do_not_count(layout):
+    source = layout.package / "measured.py"
+
+    def hashed(text: str) -> str:
+        source.write_text(text, encoding="utf-8")
+        return code_hash(["specdec_core/measured.py"], layout)
+
+    before = hashed(SOURCE)
+    for old, new in (
+        ("What it does", "What it did"), ("a reason", "another"), ("Über\n    lines", "Über"), ("# alone\n", "\n"),
+        ("most of them", "ößt"), ("Of what", "Of\n what"), ("One line", "Ein ß"), ("\n\n\n", "\n"),
+    ):  # fmt: skip
+        assert SOURCE.count(old) == 1 and hashed(SOURCE.replace(old, new)) == before, old
+    for old, new in (
+        ("LIMIT = 3", "LIMIT = 4"), ("# no remark", "# a remark"), ("no docstring", "a docstring"), ("import os", ""),
+        ("return text", "return  text"), ("Café", "Cafe"),
+    ):  # fmt: skip
+        assert SOURCE.count(old) == 1 and hashed(SOURCE.replace(old, new)) != before, old
+    assert hashed(BARE) == before, "what remains cannot be parsed, and counts as it is"
+    assert hashed("def (") != hashed("def ( # x")
 
 
 def test_code_hash_depends_on_names_not_on_order(layout):
