@@ -61,6 +61,7 @@ class Places(NamedTuple):
     by_k    `[n, n₁₆]` k_t·k_i, then −D[t, i] k_t·k_i; by_q the same with q_t, without the sign.
     decay   `[n, n₁₆]` D[t, i], 0 where i is no ancestor of t; before `[n₁₆]` e^{G_t}; gates `[n₁₆]` e^{g_t}.
     seen    `[2 n, y_step]` S₀ᵀk and S₀ᵀq of one tile; u `[n, y_step]`.
+    columns `[K, 16]` sixteen columns of a tile.
     path_x  `[m, x_step]` keys of the accepted path, weighted by the decay of what follows them; path_u `[m, y_step]`;
             path_gates `[m₁₆ + 1]`.
     """
@@ -80,6 +81,7 @@ class Places(NamedTuple):
     path_x: int
     path_u: int
     path_gates: int
+    columns: int
     end: int
 
 
@@ -97,10 +99,11 @@ def _places(nodes, path, keys, width):
     path_x = u + n * y_step
     path_u = path_x + m * x_step
     path_gates = path_u + m * y_step
-    end = path_gates + m + LANES
+    columns = path_gates + m + LANES
+    end = columns + k * LANES
     return Places(
         x, x_step, blocks, by_k, by_q, decay, before, gates, n, seen, u, y_step, path_x, path_u, path_gates,
-        end,
+        columns, end,
     )  # fmt: skip
 
 

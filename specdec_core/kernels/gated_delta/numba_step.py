@@ -11,9 +11,15 @@ not on the nodes beside or after it, on other rows, on tiles or on threads.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 from specdec_core.kernels.compiled import compiled, helper, inlined
+from specdec_core.kernels.cpu import registers
 from specdec_core.kernels.gated_delta.numba_layout import places_of
 from specdec_core.kernels.simd import (
     LANES,
@@ -22,17 +28,23 @@ from specdec_core.kernels.simd import (
     fma,
     load,
     padded,
+    pointer,
+    prefetch_at,
     splat,
     store,
     touch,
     transpose,
 )
-from specdec_core.kernels.skinny_linear.panel import STORE, panel
+from specdec_core.kernels.skinny_linear.panel import CONTINUE, MOST_ROWS, STORE, panel
 from specdec_core.kernels.threads import COUNTER, barrier, claim
 
 TILE_BYTES = 256 * 1024
 """Bytes of a tile, at most: it fits the second-level cache beside what is computed from it."""
-GROUP = 4 * LANES
+GROUP, PAIR = 4 * LANES, 2 * LANES
+WIDE = registers().count * registers().lanes >= 32 * LANES
+"""Whether registers hold two groups of sums and what is added to them; else sums are formed by pairs of vectors."""
+STEPS = 128
+"""Key channels of a product between which the next tile is asked for: a core waits for some twenty lines at once."""
 TURNS = 8
 """Claims a worker makes, about: few enough for its tiles to be neighbours, enough for workers to end together."""
 
@@ -56,14 +68,19 @@ def gated_delta_round(
         last = min(tiles, first + turn)
         ready = -1
         for tile in range(first, last):
-            ready = _tile(tile, ready, sizes, widest, source, goal, fresh, accepted, window, mine, moved, worker)
+            ready = _tile(
+                tile, tile + 1 < last, ready, sizes, widest, source, goal, fresh, accepted, window, mine, moved, worker
+            )
         first = claim(counters, 0) * turn
     barrier(control, workers)
 
 
 @inlined
-def _tile(tile, ready, sizes, widest, source, goal, fresh, accepted, window, scratch, moved, worker):
-    """One tile of one head; `ready` is the head whose scores and path the scratch holds. Returns it anew."""
+def _tile(tile, more, ready, sizes, widest, source, goal, fresh, accepted, window, scratch, moved, worker):
+    """One tile of one head; `ready` is the head whose scores and path the scratch holds. Returns it anew.
+
+    more  whether this worker goes on with the next tile.
+    """
     head = tile // sizes.tiles
     row = head // sizes.heads
     begin, width = _columns(sizes, tile % sizes.tiles)
@@ -89,11 +106,8 @@ def _tile(tile, ready, sizes, widest, source, goal, fresh, accepted, window, scr
             for c in range(0, width, LANES):
                 touch(goal, at + k * sizes.values + c)
     if nodes > 0:
-        # S₀ᵀk and S₀ᵀq of all nodes in one product.
-        panel(
-            2 * nodes, width // LANES, sizes.keys, goal, at, sizes.values, LANES,
-            scratch, places.x, places.x_step, scratch, places.seen, places.y_step, STORE,
-        )  # fmt: skip
+        following = (tile + 1) // sizes.tiles * sizes.keys * sizes.values + _columns(sizes, (tile + 1) % sizes.tiles)[0]
+        _see(nodes, at, width, sizes, goal, source, following if more else -1, places, scratch)
         _solve(window.offsets[row], nodes, head % sizes.heads, begin, width, sizes, window, places, scratch)
     size = 4 * sizes.keys * width
     if nodes > 0 or path > 0 or fresh:
@@ -145,7 +159,7 @@ def _advance(row, head, path, at, begin, width, sizes, source, goal, accepted, p
         other = k + 1 if k + 1 < sizes.keys else k
         up, down = at + k * sizes.values, at + other * sizes.values
         c = 0
-        while c + GROUP <= width:
+        while WIDE and c + GROUP <= width:
             a0, a1, a2, a3 = _four(source, up + c)
             b0, b1, b2, b3 = _four(source, down + c)
             a0, a1, a2, a3 = gate * a0, gate * a1, gate * a2, gate * a3
@@ -159,6 +173,20 @@ def _advance(row, head, path, at, begin, width, sizes, source, goal, accepted, p
             _put(goal, up + c, a0, a1, a2, a3)
             _put(goal, down + c, b0, b1, b2, b3)
             c += GROUP
+        while c + PAIR <= width:
+            a0, a1 = _two(source, up + c)
+            b0, b1 = _two(source, down + c)
+            a0, a1, b0, b1 = gate * a0, gate * a1, gate * b0, gate * b1
+            for i in range(path):
+                u0, u1 = _two(scratch, places.path_u + i * places.y_step + c)
+                key = places.path_x + i * places.x_step
+                x, y = splat(scratch[key + k]), splat(scratch[key + other])
+                a0, a1, b0, b1 = fma(x, u0, a0), fma(x, u1, a1), fma(y, u0, b0), fma(y, u1, b1)
+            store(goal, up + c, a0)
+            store(goal, up + c + LANES, a1)
+            store(goal, down + c, b0)
+            store(goal, down + c + LANES, b1)
+            c += PAIR
         while c < width:
             a, b = gate * load(source, up + c), gate * load(source, down + c)
             for i in range(path):
@@ -168,6 +196,47 @@ def _advance(row, head, path, at, begin, width, sizes, source, goal, accepted, p
             store(goal, up + c, a)
             store(goal, down + c, b)
             c += LANES
+
+
+@inlined
+def _see(nodes, at, width, sizes, goal, ahead, ahead_at, places, scratch):
+    """S₀ᵀk and S₀ᵀq of all nodes in one product; meanwhile the tile that begins at ahead[ahead_at] is asked for.
+
+    Lines of the cache that lie a row of the state apart evict each other. So where the product reads sixteen columns
+    more than once, they are first put side by side.
+    """
+    if 2 * nodes <= MOST_ROWS:
+        panel(
+            2 * nodes, width // LANES, sizes.keys, goal, at, sizes.values, LANES,
+            scratch, places.x, places.x_step, scratch, places.seen, places.y_step, STORE,
+        )  # fmt: skip
+        return
+    blocks, parts = (2 * nodes + MOST_ROWS - 1) // MOST_ROWS, (sizes.keys + STEPS - 1) // STEPS
+    for c in range(0, width, LANES):
+        for k in range(sizes.keys):
+            store(scratch, places.columns + k * LANES, load(goal, at + k * sizes.values + c))
+        for turn in range(blocks * parts):
+            block, begin = turn // parts, turn % parts * STEPS
+            first, last = block * 2 * nodes // blocks, (block + 1) * 2 * nodes // blocks
+            if ahead_at >= 0:
+                for k in range(turn * sizes.keys // (blocks * parts), (turn + 1) * sizes.keys // (blocks * parts)):
+                    prefetch(ahead, ahead_at + k * sizes.values + c)
+            panel(
+                last - first, 1, min(STEPS, sizes.keys - begin), scratch, places.columns + begin * LANES, LANES, LANES,
+                scratch, places.x + first * places.x_step + begin, places.x_step,
+                scratch, places.seen + first * places.y_step + c, places.y_step, CONTINUE if begin else STORE,
+            )  # fmt: skip
+
+
+@intrinsic
+def prefetch(typingctx: Any, array: Any, offset: Any) -> Any:
+    """Ask for the cache line of an element, to be read, into the second-level cache."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        prefetch_at(builder, pointer(context, builder, sig.args[0], *args))
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), codegen
 
 
 @helper
@@ -235,7 +304,9 @@ def _solve(first, nodes, head, begin, width, sizes, window, places, scratch):
         by_k, by_q = places.by_k + t * places.step, places.by_q + t * places.step
         path, depth, own = node * window.columns, window.depths[node], splat(scratch[by_q + t])
         c = 0
-        while c + GROUP <= width:  # four columns of lanes: as many chains in flight as a multiply-add takes cycles
+        while (
+            WIDE and c + GROUP <= width
+        ):  # four columns of lanes: as many chains in flight as a multiply-add takes cycles
             v0, v1, v2, v3 = _four(window.v, line + c)
             s0, s1, s2, s3 = _four(scratch, seen_k + c)
             o0, o1, o2, o3 = _four(scratch, seen_q + c)
@@ -252,6 +323,22 @@ def _solve(first, nodes, head, begin, width, sizes, window, places, scratch):
             _put(window.written, line + c, r0, r1, r2, r3)
             _put(window.outputs, line + c, fma(own, r0, o0), fma(own, r1, o1), fma(own, r2, o2), fma(own, r3, o3))
             c += GROUP
+        while c + PAIR <= width:
+            v0, v1 = _two(window.v, line + c)
+            s0, s1 = _two(scratch, seen_k + c)
+            o0, o1 = _two(scratch, seen_q + c)
+            r0, r1, o0, o1 = v0 - before * s0, v1 - before * s1, before * o0, before * o1
+            for rank in range(depth):
+                i = np.int64(window.paths[path + rank])
+                a, b = splat(scratch[by_k + i]), splat(scratch[by_q + i])
+                u0, u1 = _two(scratch, places.u + i * places.y_step + c)
+                r0, r1, o0, o1 = fma(a, u0, r0), fma(a, u1, r1), fma(b, u0, o0), fma(b, u1, o1)
+            r0, r1 = beta * r0, beta * r1
+            for lanes, r, o in ((0, r0, o0), (LANES, r1, o1)):
+                store(scratch, places.u + t * places.y_step + c + lanes, r)
+                store(window.written, line + c + lanes, r)
+                store(window.outputs, line + c + lanes, fma(own, r, o))
+            c += PAIR
         while c < width:
             r = load(window.v, line + c) - before * load(scratch, seen_k + c)
             o = before * load(scratch, seen_q + c)
@@ -274,6 +361,11 @@ def _four(source, at):
         load(source, at + 2 * LANES),
         load(source, at + 3 * LANES),
     )
+
+
+@helper
+def _two(source, at):
+    return load(source, at), load(source, at + LANES)
 
 
 @helper

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from specdec_core.kernels.gated_delta import DeltaInputs, GatedDelta, numba, reference
 from specdec_core.kernels.gated_delta.checks import check_paths
-from specdec_core.kernels.gated_delta.numba_step import TILE_BYTES
+from specdec_core.kernels.gated_delta.numba_step import STEPS, TILE_BYTES
 from specdec_core.kernels.gated_delta.paths import path_nodes, upwards
 from specdec_core.kernels.gated_delta.traffic import Traffic
 from specdec_core.topology import chain, forest, tree
@@ -183,10 +183,10 @@ def test_a_node_has_the_bits_of_its_own_path_as_a_chain(shape, seed, keys, value
         assert torch.equal(kept, numba.commit(start, mine, [np.arange(len(path))], threads=1))
 
 
-@pytest.mark.parametrize("values", [16, 64, 144])
-def test_no_width_changes_a_bit(values):
+@pytest.mark.parametrize(("keys", "values"), [(33, 16), (33, 64), (33, 144), (2 * STEPS + 9, 48)])
+def test_no_width_changes_a_bit(keys, values):
     shapes = forest([chain(36)])
-    given_inputs, start = single(*made(np.random.default_rng(9), shapes, 33, values))
+    given_inputs, start = single(*made(np.random.default_rng(9), shapes, keys, values))
     whole, factors = numba.verify(start, given_inputs, shapes, threads=1)
     for n in range(1, 36):
         found, mine = numba.verify(start, parts(given_inputs, np.arange(n)), forest([chain(n)]), threads=1)
