@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from specdec_core.bench import token_records
 from specdec_core.bench.token_records import AR, AR_AGAIN, LOOKUP, MAIN, METHODS, SD, SETTINGS, TokenSource
+from specdec_core.decode import generate
+from specdec_core.evidence.layout import Layout
 from specdec_core.evidence.records import read_records
 from specdec_core.evidence.token_records import TOKENS
 from specdec_core.forensics.scoring import Scorer
 from specdec_core.models.rounding import rounded
+from specdec_core.pairs import open_target
+from specdec_core.placement import Placement
+from specdec_core.prompts import load_prompts
+from specdec_core.rows import Request
 from tests.bench.conftest import small_design
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-LENGTH = 8
+LENGTH, DRAWN_AGAIN = 8, 24
 
 
 @pytest.fixture
@@ -105,3 +113,15 @@ def test_a_file_of_other_code_is_drawn_again(small, tiny_opened, layout):
     source.write_text(source.read_text() + "\nX = 1\n")
     assert not token_records.is_current(path, layout)
     assert not token_records.is_current(path.with_name("absent.jsonl"), layout)
+
+
+def test_committed_sequences_are_drawn_again_on_any_cpu():
+    """No width of vectors changes a bit, so the first and the last prompt's tokens come out as they were recorded."""
+    [kept] = Layout().kept_records.glob(f"*/{token_records.file_name(MAIN)}.jsonl")
+    rows = [row for row in read_records(kept, TOKENS)[1] if (row["method"], row["repeat"]) == (AR, 0)]
+    opened = open_target("smollm2-135m-instruct", Placement("numba"))
+    prompts = {prompt.id: tuple(opened.tokenizer.chat(prompt.messages)) for prompt in load_prompts()}
+    options = replace(MAIN.options(opened.tokenizer.eos_ids, DRAWN_AGAIN), seed=zlib.crc32(f"{AR} 0".encode()))
+    keys = (0, len(rows) - 1)
+    found = generate(opened.target, [Request(prompts[rows[key]["prompt_id"]], options, None, key) for key in keys])
+    assert [list(each.tokens) for each in found] == [rows[key]["tokens"][:DRAWN_AGAIN] for key in keys]
