@@ -197,13 +197,18 @@ class TestReplay:
         assert prefilled == decoded
 
     def test_real_rounding_is_certified(self):
-        checkpoint = tiny_llama(4)
-        target, reference = (Transformer(checkpoint, Placement(dtype=dtype)) for dtype in ("bfloat16", "float64"))
+        """Which models diverge depends on how a CPU multiplies 16-bit floats: of several, the first that does."""
         prompts = [(7, 7, 8, 7, 7), (3, 4), (5, 6, 5, 6, 5, 6, 5), (9,) * 4]
         asked = [Request(prompt, Options(max_new_tokens=40), FixedLength(4)) for prompt in prompts]
-        expected = [outputs(decode(target, [replace(each, policy=None)]), 1)[0].tokens for each in asked]
-        rounds = list(decode(target, asked, NGramDrafter()))
-        found = census_of_batch(target, reference, asked, rounds, expected, continuation(target, asked))
+
+        def census(seed):
+            checkpoint = tiny_llama(seed)
+            target, reference = (Transformer(checkpoint, Placement(dtype=dtype)) for dtype in ("bfloat16", "float64"))
+            expected = [outputs(decode(target, [replace(each, policy=None)]), 1)[0].tokens for each in asked]
+            rounds = list(decode(target, asked, NGramDrafter()))
+            return census_of_batch(target, reference, asked, rounds, expected, continuation(target, asked))
+
+        found = next((rows for rows in map(census, (4, 5, 3, 0, 1, 2)) if any(rows)), [])
         assert sum(map(len, found)) >= 1 and all(each.certified for row in found for each in row)
 
     def test_rounds_with_gaps_are_refused(self):
