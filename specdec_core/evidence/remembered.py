@@ -14,7 +14,7 @@ from pathlib import Path
 
 from specdec_core.cache import CacheError, atomic_write
 from specdec_core.evidence.layout import PROFILES, Layout
-from specdec_core.evidence.provenance import code_hash, device_kinds, device_slug
+from specdec_core.evidence.provenance import bytes_hash, device_kinds, device_slug
 from specdec_core.evidence.verdicts import Outcome, Verdict
 from specdec_core.statistics.intervals import Interval
 
@@ -48,7 +48,7 @@ def _key(layout: Layout) -> str:
     )
     states = [(path, path.stat()) for path in files]
     content = {
-        "package": code_hash([layout.package], layout),
+        "package": bytes_hash(layout.package),
         "files": [[layout.relative(path), state.st_size, state.st_mtime_ns] for path, state in states],
         "device": [device_slug(), *sorted(device_kinds())],
     }

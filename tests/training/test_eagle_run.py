@@ -142,7 +142,7 @@ def test_records_are_found_and_hold_the_curve_and_how_it_serves(place, result):
         assert set(found.header["code"]["paths"]) == set(code)
         source = place.layout.package / file
         before = source.read_text()
-        source.write_text(before + "\n")
+        source.write_text(before + "\nX = 1\n")
         assert found.is_stale(place.layout)
         source.write_text(before)
 
