@@ -22,7 +22,13 @@ FLOAT32, INT8 = "numba float32", "numba int8"
 
 INT8_CODE = tuple(
     f"specdec_core/kernels/{name}.py"
-    for name in ("llama_step/int8", "llama_step/int8_step", "skinny_linear/int8", "skinny_linear/int8_panel")
+    for name in (
+        "llama_step/int8",
+        "llama_step/int8_step",
+        "skinny_linear/int8",
+        "skinny_linear/int8_panel",
+        "skinny_linear/int8_products",
+    )
 )
 """Sources of the int8 step that the float32 one does not have."""
 

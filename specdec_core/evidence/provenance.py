@@ -140,9 +140,10 @@ def code_hash(paths: Iterable[str | Path], layout: Layout | None = None) -> str:
 
 
 def bytes_hash(folder: Path) -> str:
-    """sha256 of all .py files in a folder as they are: many times quicker than `code_hash`, and remarks count."""
+    """sha256 of all .py files in a folder as they are, for what is remembered from one call to the next: many times
+    quicker than `code_hash`, and remarks count."""
     digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*.py") if "__pycache__" not in path.parts):
+    for path in sorted(_sources(folder, Path())):
         digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
@@ -158,7 +159,7 @@ def _sources(root: Path, given: Path) -> list[Path]:
 
 @lru_cache(maxsize=1024)
 def _normalised(path: Path, changed: int, size: int) -> str:
-    """What counts of a source; the records of a checkout name the same files again and again."""
+    """What counts of a source in this state. Kept, because records name the same files again and again."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".ipynb":
         cells = (cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code")
@@ -194,20 +195,20 @@ def cpu_model() -> str:
     """The processor's name as the system gives it, or its architecture where it gives none."""
     if platform.system() == "Darwin":
         return _output("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(errors="replace"), re.MULTILINE)
-        if found:
-            return found.group(1).strip()
-    return platform.processor() or platform.machine() or "unknown"
+    return _cpuinfo("model name") or platform.processor() or platform.machine() or "unknown"
 
 
 def vectors() -> str:
     """The widest vectors of an x86 processor, 'avx512' or 'avx2'; empty for others, and where the system is silent."""
-    cpuinfo = Path("/proc/cpuinfo")
-    flags = re.search(r"^flags\s*:(.*)$", cpuinfo.read_text(errors="replace"), re.M) if cpuinfo.exists() else None
-    found = flags.group(1).split() if flags else []
-    return "avx512" if "avx512f" in found else "avx2" if "avx2" in found else ""
+    flags = _cpuinfo("flags").split()
+    return "avx512" if "avx512f" in flags else "avx2" if "avx2" in flags else ""
+
+
+def _cpuinfo(field: str) -> str:
+    """What Linux says of its first processor; empty where it says nothing."""
+    path = Path("/proc/cpuinfo")
+    found = re.search(rf"^{field}\s*:(.*)$", path.read_text(errors="replace"), re.MULTILINE) if path.exists() else None
+    return found.group(1).strip() if found else ""
 
 
 def available_cores() -> int:

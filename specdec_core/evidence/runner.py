@@ -26,7 +26,7 @@ from specdec_core.evidence.evaluate import evaluate_all
 from specdec_core.evidence.execute import ExecutionError, run_notebook
 from specdec_core.evidence.layout import Layout
 from specdec_core.evidence.notebooks import Notebook, NotebookError, assign_parameters, commit_notebook, select
-from specdec_core.evidence.provenance import code_hash, fingerprint
+from specdec_core.evidence.provenance import bytes_hash, fingerprint
 from specdec_core.evidence.report import write_report
 from specdec_core.evidence.verdicts import Verdict
 
@@ -162,7 +162,7 @@ def run_key(notebook: Notebook, parameters: Mapping[str, Any], profile: str, lay
         "source": notebook.source_hash,
         "parameters": dict(parameters),
         "profile": profile,
-        "package": code_hash([layout.package], layout),
+        "package": bytes_hash(layout.package),
         "data": {layout.relative(path): _digest(path) for path in _inputs(notebook, profile, layout)},
         "hardware": made_on.hardware_hash,
         "software": made_on.software_hash,

@@ -245,22 +245,22 @@ def test_weights_it_cannot_quantize_are_refused(make):
 
 
 WITHOUT_VNNI = """
-from specdec_core.kernels.skinny_linear import int8_panel
-assert not int8_panel.VNNI
+from specdec_core.kernels.skinny_linear import int8_products
+assert not int8_products.VNNI
 """
 WITH_BYTES = """
 from llvmlite import ir
-from specdec_core.kernels.skinny_linear import int8_panel
+from specdec_core.kernels.skinny_linear import int8_products
 
 def add_products(builder, sums, weights, values):
     for lane in range(4):
-        shift = ir.Constant(int8_panel.INTEGERS, [8 * (3 - lane)] * int8_panel.LANES)
-        last = ir.Constant(int8_panel.INTEGERS, [24] * int8_panel.LANES)
+        shift = ir.Constant(int8_products.INTEGERS, [8 * (3 - lane)] * int8_products.LANES)
+        last = ir.Constant(int8_products.INTEGERS, [24] * int8_products.LANES)
         factors = [builder.lshr(builder.shl(weights, shift), last), builder.ashr(builder.shl(values, shift), last)]
         sums = builder.add(sums, builder.mul(*factors))
     return sums
 
-int8_panel.VNNI, int8_panel.VALUE_BYTES, int8_panel._add_products = True, 1, add_products
+int8_products.VNNI, int8_products.VALUE_BYTES, int8_products.add_products = True, 1, add_products
 """
 PRODUCTS = """
 import sys

@@ -18,15 +18,8 @@ import numpy as np
 
 from specdec_core.kernels.compiled import compiled, helper, inlined
 from specdec_core.kernels.simd import LANES, padded
-from specdec_core.kernels.skinny_linear.int8_panel import (
-    TOGETHER,
-    VALUE_BYTES,
-    byte_panel,
-    group_bytes,
-    put_nearest,
-    put_value,
-    row_group_bytes,
-)
+from specdec_core.kernels.skinny_linear.int8_panel import byte_panel, group_bytes, row_group_bytes
+from specdec_core.kernels.skinny_linear.int8_products import ROUNDER, TOGETHER, VALUE_BYTES, put_nearest, put_value
 from specdec_core.kernels.skinny_linear.numba import UNIT_ROWS, require_float32, tiles_of_unit
 from specdec_core.kernels.skinny_linear.panel import STORE
 from specdec_core.kernels.threads import COUNTER, barrier, claim, team
@@ -41,8 +34,6 @@ OFFSET = 128
 _LINE = 64
 _INFINITE = 0x7F800000
 """Bits of float32 infinity; those of a NaN without its sign are larger."""
-_ROUNDER = np.float32(1.5 * 2**23)
-"""A float32 this large has its ones in the last place, so adding a small number to it rounds that to an integer."""
 
 
 class QuantizedLinear:
@@ -212,7 +203,7 @@ def _scales(largest):
 @helper
 def _nearest(value):
     """The nearest integer to a float32 within ±127, half to even: what adding the rounder leaves in the low bits."""
-    return np.int8(np.float32(value + _ROUNDER).view(np.int32))
+    return np.int8(np.float32(value + ROUNDER).view(np.int32))
 
 
 @helper
