@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
 def _placement_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--device", default="cpu", help="cpu, cuda, cuda:N or mps")
     sub.add_argument("--engine", default=None, help="numba or torch (default: numba where it can run)")
-    sub.add_argument("--dtype", default="float32")
+    sub.add_argument("--dtype", default="float32", help="float32 (default), float64, bfloat16, float16, int8")
     sub.add_argument("--threads", type=int, default=None)
 
 

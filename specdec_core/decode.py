@@ -90,7 +90,7 @@ def _rounds(
     source: Source,
     detokenize: Detokenize | None,
 ) -> Iterator[Round]:
-    capacity = _capacity(target, requests, drafter)
+    capacity = needed_capacity(target, requests, drafter)
     state = target.new_state(slots, capacity)
     if drafter is not None:
         drafter.start(slots, capacity)
@@ -268,7 +268,7 @@ def _observe(drafter: Drafter, rows: list[Row], verification: Verification, outc
         drafter.observe(np.array(slots), tokens, features)
 
 
-def _capacity(target: Target, requests: Sequence[Request], drafter: Drafter | None) -> int:
+def needed_capacity(target: Target, requests: Sequence[Request], drafter: Drafter | None) -> int:
     """Cache entries a slot: committed tokens plus the widest draft (whose newest token is committed already)."""
     longest = min(target.context, max(len(r.prompt) + r.options.max_new_tokens for r in requests))
     depth = max((r.policy.largest for r in requests if r.policy is not None), default=0)

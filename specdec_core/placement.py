@@ -9,6 +9,10 @@ import torch
 
 ENGINES = ("numba", "torch")
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Dtypes of the torch engine."""
+INT8 = "int8"
+COMPILED = ("float32", INT8)
+"""Dtypes of the numba engine."""
 
 
 class PlacementError(ValueError):
@@ -39,6 +43,7 @@ def synchronise(device: torch.device) -> None:
 class Placement:
     """Engine (numba: compiled CPU kernels, bit-identical at any width; torch: any device), device, dtype and threads.
 
+    dtype int8 quantizes a target's weights, and the inputs of its products as it goes; the numba engine alone has it.
     `threads` counts CPU workers of the numba engine; None means every core this process may use.
     """
 
@@ -50,8 +55,8 @@ class Placement:
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise PlacementError(f"engine {self.engine!r}: expected one of {', '.join(ENGINES)}")
-        if self.dtype not in DTYPES:
-            raise PlacementError(f"dtype {self.dtype!r}: expected one of {', '.join(DTYPES)}")
+        if self.dtype not in (*DTYPES, INT8):
+            raise PlacementError(f"dtype {self.dtype!r}: expected one of {', '.join((*DTYPES, INT8))}")
         kind = self.device.split(":")[0]
         if kind not in ("cpu", "cuda", "mps"):
             raise PlacementError(f"device {self.device!r}: expected cpu, cuda, cuda:N or mps")
@@ -59,9 +64,14 @@ class Placement:
             raise PlacementError("device cuda: this machine has no CUDA device; use cpu")
         if kind == "mps" and not torch.backends.mps.is_available():
             raise PlacementError("device mps: this machine has no Metal device; use cpu")
-        if self.engine == "numba" and (kind != "cpu" or self.dtype != "float32"):
+        if self.engine == "numba" and (kind != "cpu" or self.dtype not in COMPILED):
             raise PlacementError(
-                f"engine numba runs float32 on the cpu, not {self.dtype} on {self.device}: use the torch engine there"
+                f"engine numba runs {' or '.join(COMPILED)} on the cpu, not {self.dtype} on {self.device}: use the "
+                "torch engine there"
+            )
+        if self.engine == "torch" and self.dtype == INT8:
+            raise PlacementError(
+                f"engine torch has no int8 weights: expected one of {', '.join(DTYPES)}, or the numba engine on the cpu"
             )
         if kind == "mps" and self.dtype == "float64":
             raise PlacementError("Metal has no float64: use float32 there, or float64 on the cpu")
@@ -70,7 +80,8 @@ class Placement:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        return DTYPES[self.dtype]
+        """Of caches and features, and of weights that are not int8."""
+        return DTYPES.get(self.dtype, torch.float32)
 
     @property
     def torch_device(self) -> torch.device:
@@ -82,5 +93,5 @@ class Placement:
 
 
 def default_engine(device: str, dtype: str) -> str:
-    """numba where it can run (float32 on the CPU), else torch."""
-    return "numba" if device == "cpu" and dtype == "float32" else "torch"
+    """numba where it can run (float32 and int8 on the CPU), else torch."""
+    return "numba" if device == "cpu" and dtype in COMPILED else "torch"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from specdec_core.arrays import host
 from specdec_core.protocol import State, Target, Verification
-from specdec_core.state.ragged_kv import CacheError
+from specdec_core.state.slots import CacheError
 from specdec_core.topology import Topology, chain, forest, tree
 from tests.strategies import topologies
 

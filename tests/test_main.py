@@ -115,11 +115,16 @@ class TestGenerate:
         run(*generate(dtype="bfloat16", engine=None, threads=1))
         assert (seen[0].engine, seen[0].dtype, seen[0].threads) == ("torch", "bfloat16", 1)
 
-    def test_the_compiled_engine_is_the_default(self, run, generate, monkeypatch):
+    @pytest.mark.parametrize("dtype", [None, "int8"])
+    def test_the_compiled_engine_is_the_default(self, run, generate, monkeypatch, dtype):
         seen = []
-        monkeypatch.setattr("specdec_core.talk.talk", lambda opened, *_: seen.append(opened.target.placement.engine))
-        run(*generate(engine=None))
-        assert seen == ["numba"]
+        monkeypatch.setattr("specdec_core.talk.talk", lambda opened, *_: seen.append(opened.target.placement))
+        run(*generate(engine=None, dtype=dtype))
+        assert [(each.engine, each.dtype) for each in seen] == [("numba", dtype or "float32")]
+
+    def test_int8_weights_speculate_to_the_same_text(self, run, generate):
+        status, out, err = run(*generate(engine=None, dtype="int8", drafter="ngram"))
+        assert status == 0 and err == "" and "the same tokens" in out
 
 
 class TestBadInputOfGenerate:
@@ -150,8 +155,9 @@ class TestBadInputOfGenerate:
             ({"threads": 0}, r"PlacementError: threads 0: expected at least 1"),
             ({"device": "tpu"}, r"PlacementError: device 'tpu': expected cpu, cuda, cuda:N or mps"),
             ({"engine": "jax"}, r"PlacementError: engine 'jax': expected one of numba, torch"),
-            ({"dtype": "int8"}, r"PlacementError: dtype 'int8': expected one of float64, float32"),
-            ({"engine": "numba", "dtype": "float64"}, r"PlacementError: engine numba runs float32 on the cpu"),
+            ({"dtype": "int4"}, r"PlacementError: dtype 'int4': expected one of float64, float32.*int8"),
+            ({"dtype": "int8"}, r"PlacementError: engine torch has no int8 weights: .* the numba engine on the cpu"),
+            ({"engine": "numba", "dtype": "float64"}, r"PlacementError: engine numba runs float32 or int8 on the cpu"),
             ({"k": "four"}, r"error: argument --k: invalid int value: 'four'"),
             ({"prompt": None}, r"error: the following arguments are required: --prompt"),
         ],

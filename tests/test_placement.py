@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from specdec_core import placement
-from specdec_core.placement import DTYPES, Placement, PlacementError, best_device, physical_threads
+from specdec_core.placement import DTYPES, Placement, PlacementError, best_device, default_engine, physical_threads
 
 
 def test_default_runs_everywhere():
@@ -19,15 +19,29 @@ def test_torch_engine_takes_every_dtype_on_the_cpu(dtype):
     ("given", "message"),
     [
         ({"engine": "jax"}, "engine 'jax': expected one of numba, torch"),
-        ({"dtype": "int8"}, "dtype 'int8': expected one of float64, float32"),
+        ({"dtype": "int4"}, "dtype 'int4': expected one of float64, float32, bfloat16, float16, int8"),
+        ({"dtype": "int8"}, "torch has no int8 weights: expected one of float64, .*float16, or the numba engine"),
         ({"device": "tpu"}, "device 'tpu': expected cpu"),
         ({"threads": 0}, "threads 0: expected at least 1"),
-        ({"engine": "numba", "dtype": "float64"}, "numba runs float32 on the cpu, not float64 on cpu"),
+        ({"engine": "numba", "dtype": "float64"}, "numba runs float32 or int8 on the cpu, not float64 on cpu"),
     ],
 )
 def test_errors_name_what_was_given_and_what_was_expected(given, message):
     with pytest.raises(PlacementError, match=message):
         Placement(**given)
+
+
+def test_int8_weights_are_the_numba_engines_and_leave_caches_in_float32():
+    where = Placement("numba", dtype="int8")
+    assert (where.dtype, where.torch_dtype, where.workers) == ("int8", torch.float32, physical_threads())
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "engine"),
+    [("cpu", "float32", "numba"), ("cpu", "int8", "numba"), ("cpu", "float64", "torch"), ("cuda", "float32", "torch")],
+)
+def test_the_compiled_engine_is_taken_where_it_can_run(device, dtype, engine):
+    assert default_engine(device, dtype) == engine
 
 
 @pytest.mark.parametrize(("device", "what"), [("cuda", "CUDA"), ("cuda:0", "CUDA"), ("mps", "Metal")])

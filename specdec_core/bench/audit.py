@@ -25,7 +25,7 @@ from specdec_core.lengths.fixed import FixedLength
 from specdec_core.models.checkpoints import Checkpoint, tiny_llama
 from specdec_core.models.rounding import rounded
 from specdec_core.pairs import Opened, open_target
-from specdec_core.placement import Placement
+from specdec_core.placement import DTYPES, INT8, Placement, PlacementError
 from specdec_core.prompts import held_out, load_prompts
 from specdec_core.sampling import Options
 from specdec_core.targets.transformer import Transformer
@@ -35,6 +35,7 @@ CODE = (
     "specdec_core/statistics",
     "specdec_core/models/rounding.py",
     "specdec_core/models/checkpoints.py",
+    "specdec_core/models/tensors.py",
     "specdec_core/forensics/scoring.py",
     "specdec_core/forensics/audit.py",
     "specdec_core/forensics/audit_report.py",
@@ -203,7 +204,12 @@ def summary(report: Report) -> str:
 
 
 def bench_audit(model: str, placement: Placement, out: Path) -> None:
-    """The tiny pair, then `model` with its copy in 4 bits; records of AUDIT into `out`."""
+    """The tiny pair, then `model` with its copy in 4 bits; records of AUDIT into `out`. PlacementError for int8."""
+    if placement.dtype == INT8:
+        raise PlacementError(
+            "bench audit runs the same weights in transformers, which would take int8 for something else: expected "
+            f"one of {', '.join(DTYPES)}"
+        )
     opened = open_target(model, placement)
     provenance = fingerprint("full", threads=placement.workers, dtype=placement.dtype)
     record_audit(out, [tiny_pair(), real_pair(opened)], provenance)

@@ -17,7 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from specdec_core.bench.prompt_cache import PromptCache
-from specdec_core.bench.sources import DECODING
+from specdec_core.bench.sources import DECODING, TIMING
 from specdec_core.decode import decode, generate, outputs
 from specdec_core.drafters.model import ModelDrafter
 from specdec_core.drafters.ngram import NGramDrafter
@@ -41,6 +41,7 @@ from specdec_core.targets.transformer import Transformer
 
 CODE = (
     *DECODING,
+    *TIMING,
     "specdec_core/models/rounding.py",
     "specdec_core/published/grouping.py",
     "specdec_core/bench/prompt_cache.py",

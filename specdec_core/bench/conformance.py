@@ -11,8 +11,9 @@ from specdec_core.arrays import host
 from specdec_core.targets.transformer import Transformer
 from specdec_core.topology import chain, forest, tree
 
-TOLERANCE = {"float64": 1e-9, "float32": 2e-5, "bfloat16": 6e-2, "float16": 8e-3}
-"""Largest error allowed, relative to the largest absolute logit; set from the unit roundoff × the depth of a model."""
+TOLERANCE = {"float64": 1e-9, "float32": 2e-5, "bfloat16": 6e-2, "float16": 8e-3, "int8": 0.15}
+"""Largest error allowed, relative to the largest absolute logit; set from the unit roundoff × the depth of a model.
+Weights in int8 are another model, near to this one: a coarse bound, that only tells them from wrong ones."""
 
 
 class ConformanceError(ArithmeticError):

@@ -21,7 +21,7 @@ NAME = "04_fault_matrix"
 CODE = (
     *LOOP,
     "specdec_core/state/ragged_kv.py",
-    "specdec_core/targets/slots.py",
+    "specdec_core/state/slots.py",
     "specdec_core/targets/padded.py",
     "specdec_core/targets/huggingface.py",
     "specdec_core/targets/huggingface_cache.py",

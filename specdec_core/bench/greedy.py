@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from specdec_core.bench.sources import DECODING
+from specdec_core.bench.sources import DECODING, INT8_PASS
 from specdec_core.decode import decode, outputs
 from specdec_core.drafters.ngram import NGramDrafter
 from specdec_core.evidence.lossless_records import GREEDY
@@ -19,7 +19,7 @@ from specdec_core.forensics.near_ties import census
 from specdec_core.lengths.fixed import FixedLength
 from specdec_core.measure.sweep import Case
 from specdec_core.pairs import open_target
-from specdec_core.placement import Placement
+from specdec_core.placement import INT8, Placement
 from specdec_core.prompts import load_prompts
 from specdec_core.protocol import Drafter, Target
 from specdec_core.rows import Request
@@ -89,8 +89,9 @@ def bench_greedy(model: str, placement: Placement, out: Path) -> None:
     options = Options(max_new_tokens=12, eos=opened.tokenizer.eos_ids)
     provenance = fingerprint("full", threads=placement.workers, dtype=placement.dtype)
     name = f"bench_greedy_{placement.engine}_{placement.dtype}"
+    code = (*CODE, *INT8_PASS) if placement.dtype == INT8 else CODE
     rows = []
-    with RecordWriter(out, name, GREEDY, provenance, code=CODE) as file:
+    with RecordWriter(out, name, GREEDY, provenance, code=code) as file:
         for case in tqdm(cases, "prompts"):
             reference = target.float64_reference()
             for row in greedy_agreement(backend, target, reference, {"n-gram": NGramDrafter()}, [case], options):

@@ -24,7 +24,7 @@ from specdec_core.evidence.layout import Layout
 from specdec_core.evidence.lossless_analysis import law_curves, law_tests, sizes
 from specdec_core.evidence.lossless_records import EXACT_LAW, GREEDY, KILL, LAW_CURVE, LAW_TEST, SIZE
 from specdec_core.evidence.provenance import fingerprint
-from specdec_core.evidence.records import RecordFile, RecordWriter, find_records, read_records
+from specdec_core.evidence.records import RecordWriter, find_records, is_current
 from specdec_core.evidence.schemas import RecordError, Schema
 from specdec_core.evidence.token_records import TOKENS
 from specdec_core.forensics.exact_grid import grid, measure
@@ -194,7 +194,7 @@ def audit_samplers(plan: LosslessPlan, opened: Opened, profile: str, layout: Lay
     layout = layout or Layout()
     if not plan.live:
         path = layout.records(profile) / f"{AUDIT_NAME}.jsonl"
-        if not (path.is_file() and not RecordFile(path, read_records(path, AUDIT)[0], kept=False).is_stale(layout)):
+        if not is_current(path, AUDIT, layout):
             record_audit(layout.records(profile), [tiny_pair(), real_pair(opened)], fingerprint(profile), layout)
         return list(load_rows(path))
     return list(_committed(AUDIT, f"{AUDIT_NAME}.jsonl", layout.kept_records, layout))

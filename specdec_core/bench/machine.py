@@ -10,6 +10,7 @@ import numpy as np
 from specdec_core.measure.ceilings import gemm_arm, peak_arithmetic, read_arm, read_bandwidth
 from specdec_core.measure.clock import interleaved
 from specdec_core.measure.curves import CurveSamples, curve_arms
+from specdec_core.placement import INT8, Placement
 from specdec_core.statistics.intervals import median_interval
 from specdec_core.targets.transformer import Transformer
 
@@ -64,11 +65,16 @@ def ceiling_row(name: str, target: Transformer, ceilings: Mapping[str, np.ndarra
     parameters = matrix_parameters(target)
     return {
         "configuration": name,
-        "weight_bytes": float(parameters * target.placement.torch_dtype.itemsize),
+        "weight_bytes": parameters * bytes_a_weight(target.placement),
         "flops_per_token": 2.0 * parameters,
         "bytes_per_second": read_bandwidth(float(ceilings["read"].min())),
         "flops_per_second": peak_arithmetic(float(ceilings["gemm"].min())),
     }
+
+
+def bytes_a_weight(placement: Placement) -> float:
+    """What one weight of a matrix takes: in int8 a byte, and its share of the scale of a group of 64."""
+    return 1 + 4 / 64 if placement.dtype == INT8 else float(placement.torch_dtype.itemsize)
 
 
 def matrix_parameters(target: Transformer) -> int:

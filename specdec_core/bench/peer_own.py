@@ -9,28 +9,13 @@ from specdec_core.bench.serial_backends import BackendFactory
 from specdec_core.decode import decode
 from specdec_core.drafters.layer_skip import LayerSkipDrafter
 from specdec_core.drafters.ngram import NGramDrafter
-from specdec_core.kernels.llama_step.int8 import Int8Llama
 from specdec_core.lengths.fixed import FixedLength
-from specdec_core.models.checkpoints import Checkpoint
-from specdec_core.placement import Placement
 from specdec_core.protocol import Drafter, Target
 from specdec_core.rows import Request
 from specdec_core.sampling import Options
 from specdec_core.targets.transformer import Transformer
 
 FLOAT32, INT8 = "numba float32", "numba int8"
-
-INT8_CODE = tuple(
-    f"specdec_core/kernels/{name}.py"
-    for name in (
-        "llama_step/int8",
-        "llama_step/int8_step",
-        "skinny_linear/int8",
-        "skinny_linear/int8_panel",
-        "skinny_linear/int8_products",
-    )
-)
-"""Sources of the int8 step that the float32 one does not have."""
 
 DrafterOf = Callable[[Transformer], Drafter]
 DRAFTERS: Mapping[str, DrafterOf] = {
@@ -40,19 +25,13 @@ DRAFTERS: Mapping[str, DrafterOf] = {
 """Method → drafter: what the peers have too."""
 
 
-def int8_target(checkpoint: Checkpoint, threads: int) -> Transformer:
-    """A checkpoint on the compiled engine with int8 weights."""
-    placement = Placement("numba", threads=threads)
-    return Transformer(checkpoint, placement, step=Int8Llama(checkpoint.config, checkpoint.weights, placement))
-
-
 def own_peers(
     factory: BackendFactory, backend: str, drafts: Sequence[int], drafters: Mapping[str, DrafterOf] = DRAFTERS
 ) -> list[Peer]:
     """Our engine in float32 or int8 (`backend`), autoregressive and with each of these drafters (method → drafter)."""
     if backend not in (FLOAT32, INT8):
         raise ValueError(f"backend {backend!r}: expected {FLOAT32!r} or {INT8!r}")
-    target = factory.open(FLOAT32) if backend == FLOAT32 else int8_target(factory.opened.checkpoint, factory.threads)
+    target = factory.open(backend)
     assert isinstance(target, Transformer)
     engine, format = backend.split()
 

@@ -16,12 +16,13 @@ import numpy as np
 from specdec_core.bench.backend_sweep import cases_of, quiet_progress
 from specdec_core.bench.peer_decoders import PLAIN, Difference, Peer, PeerRun, Setting, difference, seeded
 from specdec_core.bench.peer_llamacpp import FORMATS, llamacpp_peers
-from specdec_core.bench.peer_own import FLOAT32, INT8, INT8_CODE, own_peers
+from specdec_core.bench.peer_own import DRAFTERS, FLOAT32, INT8, own_peers
 from specdec_core.bench.peer_transformers import BACKEND as TRANSFORMERS
 from specdec_core.bench.peer_transformers import transformers_peers
 from specdec_core.bench.serial_backends import CODE as BACKEND_CODE
 from specdec_core.bench.serial_backends import NOT_HERE, BackendFactory
-from specdec_core.bench.sources import DECODING
+from specdec_core.bench.sources import DECODING, EAGLE, TIMING
+from specdec_core.bench.sweep_configurations import trained_drafters
 from specdec_core.evidence.layout import Layout, known_profile
 from specdec_core.evidence.peer_records import PEER, PEER_TUNING
 from specdec_core.evidence.provenance import fingerprint
@@ -29,15 +30,18 @@ from specdec_core.evidence.records import RecordWriter
 from specdec_core.evidence.serial_records import ABSENT
 from specdec_core.measure.clock import once
 from specdec_core.measure.sweep import Case, is_repetitive
+from specdec_core.models.eagle_checkpoint import EagleCheckpoint
 from specdec_core.prompts import load_prompts
+from specdec_core.protocol import Drafter
 from specdec_core.sampling import Options
+from specdec_core.targets.transformer import Transformer
 
 CODE = (
-    *dict.fromkeys((*BACKEND_CODE, *DECODING)),
-    *INT8_CODE,
+    *dict.fromkeys((*BACKEND_CODE, *DECODING, *TIMING)),
+    *EAGLE,
     "specdec_core/forensics/huggingface_decoders.py",
     "specdec_core/forensics/near_ties.py",
-    *(f"specdec_core/bench/{name}.py" for name in ("backend_sweep", "peers", "peer_decoders")),
+    *(f"specdec_core/bench/{name}.py" for name in ("backend_sweep", "peers", "peer_decoders", "sweep_configurations")),
     *(f"specdec_core/bench/peer_{engine}.py" for engine in ("transformers", "llamacpp", "own")),
 )
 """What the records depend on."""
@@ -78,10 +82,16 @@ class PeerRows:
     absent: list[dict[str, Any]]
 
 
-def open_peers(plan: PeerPlan, factory: BackendFactory) -> tuple[list[Peer], list[dict[str, Any]]]:
+def open_peers(
+    plan: PeerPlan, factory: BackendFactory, drafter: EagleCheckpoint | None = None
+) -> tuple[list[Peer], list[dict[str, Any]]]:
     """All peers of the plan that are here, our own first, and records of ABSENT of the others."""
+    drafters = dict(DRAFTERS)
+    if drafter is not None:
+        made = trained_drafters(factory.opened, drafter)
+        drafters |= {method: partial(_whatever_target, each) for method, each in made.items()}
     openers: dict[str, Callable[[], list[Peer]]] = {
-        backend: partial(own_peers, factory, backend, plan.drafts) for backend in plan.ours
+        backend: partial(own_peers, factory, backend, plan.drafts, drafters) for backend in plan.ours
     }
     openers[TRANSFORMERS] = partial(transformers_peers, factory, plan.drafts, plan.ngrams)
     for kind in plan.formats:
@@ -96,16 +106,27 @@ def open_peers(plan: PeerPlan, factory: BackendFactory) -> tuple[list[Peer], lis
     return found, absent
 
 
+def _whatever_target(drafter: Drafter, target: Transformer) -> Drafter:
+    return drafter
+
+
 def run_peers(
-    plan: PeerPlan, factory: BackendFactory, profile: str, *, name: str = "03", layout: Layout | None = None
+    plan: PeerPlan,
+    factory: BackendFactory,
+    profile: str,
+    *,
+    drafter: EagleCheckpoint | None = None,
+    name: str = "02",
+    layout: Layout | None = None,
 ) -> PeerRows:
-    """Open, tune and measure all peers of the plan; recorded as NAME_peer_tuning, NAME_peers and NAME_peer_absent."""
+    """Open, tune and measure all peers of the plan, and our own engine, also with a trained `drafter` whose feature
+    layers the target was opened with; recorded as NAME_peer_tuning, NAME_peers and NAME_peer_absent."""
     layout = layout or Layout()
     provenance = fingerprint(known_profile(profile), threads=factory.threads)
     tokenizer = factory.opened.tokenizer
     cases = cases_of(load_prompts(), tokenizer, plan.tuning, plan.report)
     tuned_on, reported_on = ([case for case in cases if case.split == split] for split in ("tuning", "report"))
-    peers, absent = open_peers(plan, factory)
+    peers, absent = open_peers(plan, factory, drafter)
     rows = PeerRows([], [], absent)
 
     def writer(what: str, schema) -> RecordWriter:

@@ -12,26 +12,29 @@ from specdec_core.targets.transformer import Transformer
 
 
 class PromptCache:
-    """A transformer that prefills every prompt once, and copies its entries in ever after."""
+    """A transformer that prefills every prompt once, and copies its entries in ever after; features are kept too."""
 
     def __init__(self, target: Transformer):
         self._target = target
         self.vocabulary, self.context = target.vocabulary, target.context
         self.new_state, self.verify, self.commit = target.new_state, target.verify, target.commit
         self.synchronise = target.synchronise
-        self._states: dict[bytes, RaggedKV] = {}
+        self._states: dict[bytes, tuple[RaggedKV, Array | None]] = {}
 
     def prefill(self, state: RaggedKV, slots: np.ndarray, prompts: Sequence[np.ndarray]) -> list[Array | None]:
         state.release(slots)
+        found = []
         for slot, prompt in zip(slots, prompts, strict=True):
-            known, cached = self._prefilled(np.asarray(prompt, np.int64)), len(prompt) - 1
+            (known, features), cached = self._prefilled(np.asarray(prompt, np.int64)), len(prompt) - 1
+            found.append(features)
             state.keys[:, slot, :, :cached] = known.keys[:, 0, :, :cached]
             state.values[:, slot, :, :cached] = known.values[:, 0, :, :cached]
             state.commit(np.array([slot]), [np.arange(cached)], state.begin())
-        return [None] * len(prompts)
+        return found
 
-    def _prefilled(self, prompt: np.ndarray) -> RaggedKV:
+    def _prefilled(self, prompt: np.ndarray) -> tuple[RaggedKV, Array | None]:
         if (name := prompt.tobytes()) not in self._states:
-            self._states[name] = self._target.new_state(1, max(len(prompt) - 1, 1))
-            self._target.prefill(self._states[name], np.array([0]), [prompt])
+            state = self._target.new_state(1, max(len(prompt) - 1, 1))
+            [features] = self._target.prefill(state, np.array([0]), [prompt])
+            self._states[name] = state, features
         return self._states[name]

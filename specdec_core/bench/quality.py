@@ -17,7 +17,7 @@ import numpy as np
 
 from specdec_core.arrays import host
 from specdec_core.bench.backend_sweep import cases_of
-from specdec_core.bench.peer_own import FLOAT32, INT8, INT8_CODE, int8_target
+from specdec_core.bench.peer_own import FLOAT32, INT8
 from specdec_core.bench.serial_backends import CODE as BACKEND_CODE
 from specdec_core.bench.serial_backends import NOT_HERE, WIDEST, BackendFactory
 from specdec_core.bench.sources import LOOP
@@ -37,7 +37,6 @@ from specdec_core.topology import chain, forest
 
 CODE = (
     *dict.fromkeys((*BACKEND_CODE, *LOOP)),
-    *INT8_CODE,
     *(f"specdec_core/bench/{name}.py" for name in ("backend_sweep", "peer_own", "peer_decoders", "quality")),
 )
 """What the records depend on."""
@@ -122,7 +121,7 @@ def comparisons(plan: QualityPlan, factory: BackendFactory) -> list[Comparison]:
     found = [
         Comparison(FLOAT32, FLOAT64, ours, factory.opened.target.float64_reference),
         Comparison(LLAMA, FLOAT32, llama, ours),
-        Comparison(INT8, FLOAT32, partial(int8_target, checkpoint, factory.threads), ours),
+        Comparison(INT8, FLOAT32, partial(factory.open, INT8), ours),
     ]
     for kind in plan.formats:
         name = f"llama.cpp {kind}"

@@ -35,7 +35,6 @@ from specdec_core.targets.transformer import Transformer
 
 CODE = (
     *DECODING,
-    "specdec_core/targets/slots.py",
     "specdec_core/targets/padded.py",
     "specdec_core/targets/huggingface.py",
     "specdec_core/targets/huggingface_cache.py",

@@ -17,7 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from specdec_core.bench.serial_backends import TorchThreads
-from specdec_core.bench.sources import PASS
+from specdec_core.bench.sources import PASS, TIMING
 from specdec_core.evidence.layout import Layout, known_profile
 from specdec_core.evidence.provenance import fingerprint
 from specdec_core.evidence.ragged_records import REALIGN
@@ -32,8 +32,8 @@ from specdec_core.topology import Topology, chain, forest, tree
 
 CODE = (
     *PASS,
+    *TIMING,
     "specdec_core/protocol.py",
-    "specdec_core/targets/slots.py",
     "specdec_core/targets/padded.py",
     "specdec_core/targets/huggingface.py",
     "specdec_core/targets/huggingface_cache.py",

@@ -16,7 +16,7 @@ from specdec_core.bench.conformance import check_conformance
 from specdec_core.bench.engine import ENGINE, floor_rows, measure_engine
 from specdec_core.bench.greedy import greedy_agreement
 from specdec_core.bench.machine import ceiling_row, curve_rows, measure_targets
-from specdec_core.bench.sources import DECODING
+from specdec_core.bench.sources import DECODING, INT8_PASS, TIMING
 from specdec_core.drafters.layer_skip import LayerSkipDrafter
 from specdec_core.drafters.ngram import NGramDrafter
 from specdec_core.evidence.lossless_records import GREEDY
@@ -26,13 +26,13 @@ from specdec_core.evidence.sweep_records import CEILING, COST_CURVE, SWEEP
 from specdec_core.measure.clock import peak_memory
 from specdec_core.measure.sweep import Configuration, Costs, measure_draft, measure_overhead, sweep
 from specdec_core.pairs import open_target
-from specdec_core.placement import Placement
+from specdec_core.placement import INT8, Placement
 from specdec_core.prompts import load_prompts
 from specdec_core.protocol import Drafter
 from specdec_core.sampling import Options
 from specdec_core.targets.transformer import Transformer
 
-CODE = (*DECODING, "specdec_core/forensics/near_ties.py", "specdec_core/bench")
+CODE = (*DECODING, *TIMING, "specdec_core/forensics/near_ties.py", "specdec_core/bench")
 CONTEXTS, WIDTHS, KS = (128, 512), (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16), (2, 6)
 
 
@@ -48,7 +48,8 @@ def bench_sd(model: str, placement: Placement, out: Path) -> None:
     provenance = fingerprint("quick", threads=placement.workers, dtype=placement.dtype, gpu=gpu)
 
     def writer(what: str, schema) -> RecordWriter:
-        return RecordWriter(out, f"bench_sd_{what}", schema, provenance, code=CODE)
+        code = (*CODE, *INT8_PASS) if placement.dtype == INT8 else CODE
+        return RecordWriter(out, f"bench_sd_{what}", schema, provenance, code=code)
 
     samples, best = measure_targets({backend: target}, WIDTHS, CONTEXTS, repeats=25)
     ceiling = ceiling_row(backend, target, best)

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from specdec_core.bench.sources import PASS
+from specdec_core.bench.sources import INT8_PASS, PASS, TIMING
 from specdec_core.forensics.dispatch import WeightMatrix, weight_matrices
 from specdec_core.models import gguf
 from specdec_core.models.checkpoints import Checkpoint
@@ -30,11 +30,12 @@ from specdec_core.targets.transformer import Transformer
 
 CODE = (
     *PASS,
+    *TIMING,
+    *INT8_PASS,
     "specdec_core/protocol.py",
     "specdec_core/models/gguf.py",
     "specdec_core/models/quantize.py",
     "specdec_core/models/llama_library.py",
-    "specdec_core/targets/slots.py",
     "specdec_core/targets/padded.py",
     "specdec_core/targets/llamacpp.py",
     "specdec_core/targets/llamacpp_context.py",
@@ -72,6 +73,7 @@ class Backend:
 BACKENDS = MappingProxyType(
     {
         "numba float32": Backend("numba", "float32"),
+        "numba int8": Backend("numba", "int8"),
         "torch float32": Backend("torch", "float32"),
         "transformers float32": Backend("transformers", "float32"),
         "MLX 4-bit": Backend("mlx", "4-bit"),
@@ -109,10 +111,9 @@ class BackendFactory:
         backend = require_backend(name)
         checkpoint = self.opened.checkpoint
         if backend.engine == "numba":
-            target = self.opened.target
-            if target.placement.engine == "numba" and target.placement.workers == self.threads:
-                return target
-            return Transformer(checkpoint, Placement("numba", threads=self.threads))
+            target, placement = self.opened.target, Placement("numba", dtype=backend.format, threads=self.threads)
+            alike = [(each.engine, each.dtype, each.workers) for each in (target.placement, placement)]
+            return target if alike[0] == alike[1] else target.placed(placement)
         if backend.engine == "torch":
             return Transformer(checkpoint, Placement("torch", "cpu", "float32"))
         if backend.engine == "transformers":

@@ -98,7 +98,7 @@ class SerialPlan:
 
 OURS, PLAIN, HUGGING, SHIPPED = "numba float32", "torch float32", "transformers float32", "llama.cpp Q4_1"
 _SWAPPED = (OURS, SHIPPED, "llama.cpp Q4_0", "llama.cpp Q4_0, not repacked", "llama.cpp F32")
-_FORMATS = ("llama.cpp F16", "llama.cpp Q8_0", "llama.cpp Q4_K_M")
+_FORMATS = ("numba int8", "llama.cpp F16", "llama.cpp Q8_0", "llama.cpp Q4_K_M")
 _GPU = ("llama.cpp F16, GPU", "llama.cpp Q4_1, GPU", "llama.cpp Q4_0, GPU")
 _SOME, _ALL, _FEW = (1, 2, 4, 7, 8, 9, 16), (*range(1, 17), 24, 32), (1, 2, 7, 16)
 _NEAR, _FAR = (64,), (512, 2048)
@@ -108,6 +108,7 @@ PLANS = {
     "quick": SerialPlan(
         sessions=(
             Session(_SWAPPED, _SOME, (64,), 10, 40, (7,), (OURS, SHIPPED, "llama.cpp F32"), (OURS, SHIPPED)),
+            Session(("numba int8", "llama.cpp Q8_0"), (1, 6, 7), (64,), 10, 6),
             Session(("MLX 4-bit",), (1, 2, 7), (64,), 10, 6),
             Session(_GPU, _SOME, (64,), 10, 20, (7,), _GPU[1:2], _GPU[1:2]),
         ),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_core.bench.engine import ENGINE, floor_rows, lookup_rows, measure_engine
 from specdec_core.bench.machine import WIDTHS, ceiling_row, curve_rows, measure_targets
-from specdec_core.bench.sources import DECODING
+from specdec_core.bench.sources import DECODING, TIMING
 from specdec_core.evidence.layout import Layout
 from specdec_core.evidence.provenance import fingerprint
 from specdec_core.evidence.records import RecordWriter
@@ -22,7 +22,7 @@ from specdec_core.targets.transformer import Transformer
 if TYPE_CHECKING:
     import pandas as pd
 
-CODE = (*DECODING, "specdec_core/bench/engine.py", "specdec_core/bench/setup.py")
+CODE = (*DECODING, *TIMING, "specdec_core/bench/engine.py", "specdec_core/bench/setup.py")
 """What the records depend on."""
 
 

@@ -15,6 +15,7 @@ KERNELS = tuple(
         "llama_step/numba",
         "llama_step/numba_step",
         "llama_step/torch",
+        "pinning",
         "plan",
         "rotary",
         "simd",
@@ -30,7 +31,12 @@ PASS = (
     "specdec_core/topology.py",
     *KERNELS,
     "specdec_core/state/ragged_kv.py",
+    "specdec_core/state/slots.py",
     "specdec_core/targets/transformer.py",
+)
+"""One target pass."""
+
+TIMING = (
     "specdec_core/measure/ceilings.py",
     "specdec_core/measure/clock.py",
     "specdec_core/measure/cost_model.py",
@@ -38,7 +44,19 @@ PASS = (
     "specdec_core/measure/sweep.py",
     "specdec_core/bench/machine.py",
 )
-"""One target pass, and how it is timed."""
+"""How passes and decoders are timed; what is only counted does not depend on it."""
+
+INT8_PASS = tuple(
+    f"specdec_core/kernels/{name}.py"
+    for name in (
+        "llama_step/int8",
+        "llama_step/int8_step",
+        "skinny_linear/int8",
+        "skinny_linear/int8_panel",
+        "skinny_linear/int8_products",
+    )
+)
+"""What a pass needs beside PASS where weights are int8."""
 
 LOOP = (
     "specdec_core/topology.py",
@@ -60,6 +78,8 @@ EAGLE = (
     "specdec_core/drafters/eagle_memory.py",
     "specdec_core/drafters/eagle_tree.py",
     "specdec_core/kernels/eagle_step/__init__.py",
+    "specdec_core/kernels/eagle_step/int8.py",
+    "specdec_core/kernels/eagle_step/int8_step.py",
     "specdec_core/kernels/eagle_step/numba.py",
     "specdec_core/kernels/eagle_step/numba_step.py",
     "specdec_core/models/eagle_checkpoint.py",
@@ -68,7 +88,7 @@ EAGLE = (
 """A trained drafter on the compiled engine, and how it is timed."""
 
 DECODING = tuple(dict.fromkeys((*PASS, *LOOP, "specdec_core/drafters/layer_skip.py")))
-"""A whole decoder of this package, and how it is timed."""
+"""A whole decoder of this package."""
 
 GATED_DELTA = (
     "specdec_core/topology.py",
@@ -81,6 +101,7 @@ GATED_DELTA = (
             "gated_delta/ancestry",
             "gated_delta/checks",
             "gated_delta/numba",
+            "gated_delta/numba_commit",
             "gated_delta/numba_layout",
             "gated_delta/numba_step",
             "gated_delta/paths",
@@ -91,6 +112,7 @@ GATED_DELTA = (
             "gated_delta/schemes_step",
             "gated_delta/torch",
             "gated_delta/traffic",
+            "pinning",
             "simd",
             "skinny_linear/panel",
             "threads",

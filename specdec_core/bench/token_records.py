@@ -9,7 +9,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -20,7 +19,7 @@ from specdec_core.drafters.model import ModelDrafter
 from specdec_core.drafters.ngram import NGramDrafter
 from specdec_core.evidence.layout import Layout
 from specdec_core.evidence.provenance import fingerprint
-from specdec_core.evidence.records import RecordFile, RecordWriter, read_records
+from specdec_core.evidence.records import RecordWriter, is_current
 from specdec_core.evidence.token_records import TOKENS
 from specdec_core.forensics.scoring import Scorer
 from specdec_core.lengths.fixed import FixedLength
@@ -65,9 +64,9 @@ class Setting:
 
 SETTINGS = (
     Setting("t1", 1.0, 1.0, repeats=6),
-    Setting("t1_nucleus", 1.0, 0.9, repeats=2),
-    Setting("t07", 0.7, 1.0, repeats=2),
-    Setting("t07_nucleus", 0.7, 0.9, repeats=2),
+    Setting("t1_nucleus", 1.0, 0.9, repeats=1),
+    Setting("t07", 0.7, 1.0, repeats=1),
+    Setting("t07_nucleus", 0.7, 0.9, repeats=1),
 )
 MAIN = SETTINGS[0]
 """Drawn live in a quick run; its AR tokens are scored too, for calibration."""
@@ -138,7 +137,7 @@ def record_tokens(opened: Opened, profile: str, layout: Layout | None = None, pr
     source = TokenSource(opened)
     for setting in SETTINGS:
         folder, name = layout.records(profile), file_name(setting)
-        if is_current(folder / f"{name}.jsonl", layout):
+        if is_current(folder / f"{name}.jsonl", TOKENS, layout):
             continue
         jobs = [(method, repeat) for method in METHODS for repeat in range(1 if method == LOOKUP else setting.repeats)]
         with RecordWriter(folder, name, TOKENS, fingerprint(profile), code=CODE, layout=layout) as file:
@@ -150,13 +149,6 @@ def record_tokens(opened: Opened, profile: str, layout: Layout | None = None, pr
 
 def file_name(setting: Setting) -> str:
     return f"01_tokens_{setting.name}"
-
-
-def is_current(path: Path, layout: Layout) -> bool:
-    """Whether a complete file of records is there that this code made."""
-    if not path.is_file():
-        return False
-    return not RecordFile(path, read_records(path, TOKENS)[0], kept=False).is_stale(layout)
 
 
 def _endings(row: RowRound) -> str:

@@ -75,7 +75,8 @@ _SWEEP = (
            "slow draft, both, or low acceptance", "attribution", "3 of 5, two causes",
            "≥ 8 configurations over ≥ 3 backends, share of each cause by counterfactual",
            "no configuration decelerates, or one that no cause explains", minimum_n=12,
-           estimator="speedup with v≡1 and with c≡0, shares of the log by Shapley", configurations=8, backends=3),
+           estimator="speedup with v≡1, with c≡0 and with the best drafter's a_K, shares of the log by Shapley",
+           configurations=8, backends=3),
 )  # fmt: skip
 
 _SERIALIZED = (

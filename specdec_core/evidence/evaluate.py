@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_core.evidence.claims import CLAIMS, claim
+from specdec_core.evidence.cure_claims import verifies_in_parallel
 from specdec_core.evidence.layout import Layout
 from specdec_core.evidence.linear_claims import factors_are_faster, traffic_is_less, verification_is_exact
 from specdec_core.evidence.linear_records import LINEAR_ERROR, LINEAR_SPEED, LINEAR_TRAFFIC
@@ -21,6 +22,7 @@ from specdec_core.evidence.lossless_claims import (
     tokens_agree,
 )
 from specdec_core.evidence.lossless_records import EXACT_LAW, GREEDY, KILL, LAW_TEST, SIZE
+from specdec_core.evidence.peer_records import PEER, PEER_TUNING
 from specdec_core.evidence.provenance import device_kinds, device_slug
 from specdec_core.evidence.ragged_claims import batch_pays, realign_share
 from specdec_core.evidence.ragged_exactness import (
@@ -55,10 +57,14 @@ Rows = Sequence[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Evaluator:
-    """How a claim is decided: `finding(claim, rows of the first schema, rows of the second, …)`."""
+    """How a claim is decided: `finding(claim, rows of the first schema, rows of the second, …)`.
+
+    numbers  of the notebooks that wrote each schema's records; empty: the claim's own wrote all of them.
+    """
 
     schemas: tuple[Schema, ...]
     finding: Callable[..., Finding]
+    numbers: tuple[str, ...] = ()
 
 
 EVALUATORS: dict[str, Evaluator] = {
@@ -77,6 +83,7 @@ EVALUATORS: dict[str, Evaluator] = {
     "S3": Evaluator((SERIAL_CURVE, SWAP), swaps_move),
     "S4": Evaluator((OP_CURVE,), parts_add_up),
     "S5": Evaluator((SERIAL_CURVE,), serial_on_metal),
+    "S6": Evaluator((SERIAL_CURVE, PEER_TUNING, PEER), verifies_in_parallel, ("03", "02", "02")),
     "R1": Evaluator((RAGGED_OUTPUT,), broken_ways_corrupt),
     "R2": Evaluator((FAULT_CELL,), faults_are_caught),
     "R3": Evaluator((RAGGED_OUTPUT,), batches_equal_rows),
@@ -118,14 +125,20 @@ def evaluate_all(layout: Layout | None = None) -> list[Verdict]:
 def evaluate(registered: Claim, layout: Layout) -> Verdict:
     """Verdict of one claim from records on disk. Never raises for bad records: the note says what is wrong."""
     evaluator = EVALUATORS.get(registered.id)
-    files = _choose_files(registered, evaluator, layout) if evaluator else []
-    if evaluator is None or len(files) < len(evaluator.schemas):
+    if evaluator is None:
         return Verdict.of(registered, _without_records(registered, layout), None)
+    numbers = evaluator.numbers or (registered.notebook[:2],) * len(evaluator.schemas)
+    files = []
+    for schema, number in zip(evaluator.schemas, numbers, strict=True):
+        if (file := _choose_file(schema, number, registered, layout)) is None:
+            return Verdict.of(registered, _without_records(registered, layout, number), None)
+        files.append(file)
     device, replayed = files[0].device, any(file.kept for file in files)
-    stale = [file for file, schema in zip(files, evaluator.schemas, strict=True) if _is_stale(file, schema, layout)]
-    if stale:
-        note = f"{stale[0].path.name} was made by other code than this: run notebook {registered.notebook} again"
-        return Verdict.of(registered, Finding(Outcome.STALE, note=note), device, replayed)
+    for file, schema, number in zip(files, evaluator.schemas, numbers, strict=True):
+        if _is_stale(file, schema, layout):
+            maker = registered.notebook if registered.notebook.startswith(number) else number
+            note = f"{file.path.name} was made by other code than this: run notebook {maker} again"
+            return Verdict.of(registered, Finding(Outcome.STALE, note=note), device, replayed)
     try:
         rows = [load_rows(file.path) for file in files]
     except (RecordError, OSError) as error:
@@ -151,22 +164,17 @@ def load_rows(path: Path) -> list[dict[str, Any]]:
     return _rows(path, state.st_mtime_ns, state.st_size)
 
 
-def _choose_files(registered: Claim, evaluator: Evaluator, layout: Layout) -> list[RecordFile]:
-    """The newest file of each schema that the claim's notebook wrote, on the device kind it needs."""
-    chosen = []
-    for schema in evaluator.schemas:
-        files = choose_records(schema, registered.notebook[:2], layout)
-        if registered.needs is not None:
-            files = [file for file in files if file.accelerator == registered.needs]
-        chosen.extend(files[:1])
-    return chosen
+def _choose_file(schema: Schema, number: str, registered: Claim, layout: Layout) -> RecordFile | None:
+    """The newest file of notebook `number`, on the device kind that the claim needs."""
+    files = choose_records(schema, number, layout)
+    return next((file for file in files if registered.needs in (None, file.accelerator)), None)
 
 
 def _is_stale(file: RecordFile, schema: Schema, layout: Layout) -> bool:
     return file.header["version"] != schema.version or file.is_stale(layout)
 
 
-def _without_records(registered: Claim, layout: Layout) -> Finding:
+def _without_records(registered: Claim, layout: Layout, number: str = "") -> Finding:
     kinds = device_kinds()
     if registered.needs is not None and registered.needs not in kinds:
         note = f"needs a device of kind {registered.needs!r}, this machine has {', '.join(sorted(kinds))}"
@@ -174,7 +182,7 @@ def _without_records(registered: Claim, layout: Layout) -> Finding:
     if registered.id not in EVALUATORS and (layout.notebooks / f"{registered.notebook}.ipynb").is_file():
         note = "nothing measures it yet"
     elif (layout.notebooks / f"{registered.notebook}.ipynb").is_file():
-        note = f"no records: run python -m specdec_core reproduce --only {registered.notebook[:2]}"
+        note = f"no records: run python -m specdec_core reproduce --only {number}"
     else:
         note = f"notebook {registered.notebook} does not exist yet"
     return Finding(Outcome.NOT_YET_MEASURED, note=note)

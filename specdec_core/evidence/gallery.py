@@ -12,6 +12,7 @@ from specdec_core.evidence import words_lossless as words
 from specdec_core.evidence import words_ragged as ragged_words
 from specdec_core.evidence import words_ragged_speed as speed_words
 from specdec_core.evidence import words_serial as serial_words
+from specdec_core.evidence import words_sweep as sweep_words
 from specdec_core.evidence import words_training as training_words
 from specdec_core.evidence.audit_records import AUDIT
 from specdec_core.evidence.evaluate import choose_records, load_rows
@@ -19,6 +20,7 @@ from specdec_core.evidence.figures import save_figure
 from specdec_core.evidence.layout import Layout
 from specdec_core.evidence.linear_records import LINEAR_ERROR, LINEAR_SPEED, LINEAR_TRAFFIC, LINEAR_WINDOW
 from specdec_core.evidence.lossless_records import EXACT_LAW, KILL, LAW_CURVE, LAW_TEST, SIZE
+from specdec_core.evidence.peer_records import PEER
 from specdec_core.evidence.plots_linear import errors_by_form, traffic_by_scheme, window_of_one_head
 from specdec_core.evidence.plots_linear_speed import time_against_batch, time_against_n
 from specdec_core.evidence.plots_lossless import (
@@ -30,6 +32,7 @@ from specdec_core.evidence.plots_lossless import (
     pit_by_offset,
     sizes_under_the_null,
 )
+from specdec_core.evidence.plots_pay_off import pay_off, round_time, speedup_forest
 from specdec_core.evidence.plots_ragged import corruption_by_token, fault_matrix, matches_by_way, ragged_round
 from specdec_core.evidence.plots_ragged_speed import (
     heterogeneity,
@@ -47,16 +50,16 @@ from specdec_core.evidence.plots_serial import (
 from specdec_core.evidence.plots_sweep import (
     acceptance_profile,
     curve_t_of_n,
+    curves_of_backends,
     predicted_against_measured,
-    speedup_by_k,
+    speedup_heat_map,
 )
 from specdec_core.evidence.plots_training import drafter_acceptance, drafter_training
 from specdec_core.evidence.provenance import device_slug
 from specdec_core.evidence.ragged_records import BATCH_RUN, FAULT_CELL, RAGGED_OUTPUT, RAGGED_ROUND, REALIGN
 from specdec_core.evidence.schemas import Schema
 from specdec_core.evidence.serial_records import DISPATCH, DISPATCH_SHARE, OP_CURVE, SERIAL_CURVE
-from specdec_core.evidence.sweep_claims import by_configuration
-from specdec_core.evidence.sweep_records import CEILING, COST_CURVE, SWEEP, Row, pair_up
+from specdec_core.evidence.sweep_records import CEILING, COST_CURVE, SWEEP, Row
 from specdec_core.evidence.training_records import ACCEPTANCE, TRAINING
 
 if TYPE_CHECKING:
@@ -79,76 +82,8 @@ class Drawing:
     alt: Callable[..., str]
 
 
-def _curve_caption(rows: Rows, ceilings: Rows = ()) -> str:
-    contexts = sorted({row["context"] for row in rows})
-    samples = min(row["samples"] for row in rows)
-    return (
-        "Time t(n) of one target pass over n new tokens, and v(n) = t(n)/t(1); both scales logarithmic, so that serial "
-        f"verification has slope 1. Medians of at least {samples} interleaved samples with their intervals, context "
-        f"{', '.join(map(str, contexts))}."
-        + (" Dotted: the least time that memory and arithmetic of this machine allow." if ceilings else "")
-    )
-
-
-def _curve_alt(rows: Rows, ceilings: Rows = ()) -> str:
-    parts = []
-    for name in sorted({row["configuration"] for row in rows}):
-        points = sorted((row["n"], row["seconds_median"]) for row in rows if row["configuration"] == name)
-        (first, start), (last, end) = points[0], points[-1]
-        parts.append(f"{name}: {start * 1e3:.1f} ms at n={first}, {end * 1e3:.1f} ms at n={last}")
-    return "Time of a target pass against the number of new tokens. " + "; ".join(parts) + "."
-
-
-def _acceptance_caption(rows: Rows) -> str:
-    return (
-        "Left: accepted over drafted tokens at speculation length K. Right: conditional acceptance of each draft "
-        f"position at the greatest K, where it was tested at least 10 times. {_prompts(rows)} prompts, counts pooled."
-    )
-
-
-def _acceptance_alt(rows: Rows) -> str:
-    parts = [
-        f"{name}: {cells[0].acceptance():.0%} at K={cells[0].cell.K}, {cells[-1].acceptance():.0%} at "
-        f"K={cells[-1].cell.K}"
-        for (name, _), cells in by_configuration(pair_up(rows)).items()
-    ]
-    return "Acceptance against speculation length. " + "; ".join(parts) + "."
-
-
-def _speedup_caption(rows: Rows) -> str:
-    pairs = pair_up(rows, split="report", repetitive=False).values()
-    n = max((len(one) for one in pairs), default=0)
-    return (
-        "Speedup over autoregressive decoding of the same backend against speculation length. Filled: measured, pooled "
-        f"over {n} report prompts without repetition, 95% interval by bootstrap of the log ratio over prompts. Hollow, "
-        "dashed: predicted from curves measured before the runs."
-    )
-
-
-def _speedup_alt(rows: Rows) -> str:
-    parts = []
-    for (name, _), cells in by_configuration(pair_up(rows, split="report", repetitive=False)).items():
-        speedup, K = max((pairs.speedup().estimate, pairs.cell.K) for pairs in cells)
-        parts.append(f"{name}: best {speedup:.2f} at K={K}")
-    return "Speedup against speculation length. " + "; ".join(parts) + "."
-
-
-def _prediction_caption(rows: Rows) -> str:
-    n = max((len(one) for one in pair_up(rows, split="report").values()), default=0)
-    return (
-        "Measured against predicted speedup, one point a configuration and K, 95% interval by bootstrap of the log "
-        f"ratio over {n} report prompts. Grey: measured/predicted between 0.8 and 1.25."
-    )
-
-
-def _prediction_alt(rows: Rows) -> str:
-    ratios = [pairs.measured_over_predicted().estimate for pairs in pair_up(rows, split="report").values()]
-    span = f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else "not measured"
-    return f"Measured against predicted speedup of {len(ratios)} points; their ratios are {span}."
-
-
 GALLERY: dict[str, Drawing] = {
-    "00_cost_curve": Drawing((COST_CURVE, CEILING), curve_t_of_n, _curve_caption, _curve_alt),
+    "00_cost_curve": Drawing((COST_CURVE, CEILING), curve_t_of_n, sweep_words.curve_caption, sweep_words.curve_alt),
     "01_exact_law": Drawing((EXACT_LAW,), exact_law_errors, words.exact_caption, words.exact_alt),
     "01_null": Drawing((LAW_TEST, LAW_CURVE), null_and_observed, words.null_caption, words.null_alt),
     "01_pit_by_offset": Drawing((LAW_CURVE,), pit_by_offset, words.pit_caption, words.pit_alt),
@@ -156,12 +91,16 @@ GALLERY: dict[str, Drawing] = {
     "01_kill_matrix": Drawing((KILL,), kill_matrix, words.kill_caption, words.kill_alt),
     "01_sizes": Drawing((SIZE,), sizes_under_the_null, words.size_caption, words.size_alt),
     "01_audit": Drawing((AUDIT,), audited_samplers, words.audit_caption, words.audit_alt),
-    "02_cost_curve": Drawing((COST_CURVE, CEILING), curve_t_of_n, _curve_caption, _curve_alt),
-    "02_acceptance_profile": Drawing((SWEEP,), acceptance_profile, _acceptance_caption, _acceptance_alt),
-    "02_speedup_by_k": Drawing((SWEEP,), speedup_by_k, _speedup_caption, _speedup_alt),
-    "02_predicted_against_measured": Drawing(
-        (SWEEP,), predicted_against_measured, _prediction_caption, _prediction_alt
+    "02_cost_curve": Drawing(
+        (COST_CURVE, CEILING), curves_of_backends, sweep_words.shortest_curve_caption, sweep_words.shortest_curve_alt
     ),
+    "02_acceptance_profile": Drawing(
+        (SWEEP,), acceptance_profile, sweep_words.acceptance_caption, sweep_words.acceptance_alt
+    ),
+    "02_speedup_by_k": Drawing((SWEEP,), speedup_heat_map, sweep_words.heat_map_caption, sweep_words.heat_map_alt),
+    "02_pay_off": Drawing((SWEEP,), pay_off, sweep_words.pay_off_caption, sweep_words.pay_off_alt),
+    "02_round_time": Drawing((SWEEP,), round_time, sweep_words.round_caption, sweep_words.round_alt),
+    "02_speedups": Drawing((SWEEP, PEER), speedup_forest, sweep_words.forest_caption, sweep_words.forest_alt),
     "02_drafter_training": Drawing(
         (TRAINING,), drafter_training, training_words.training_caption, training_words.training_alt
     ),
@@ -178,7 +117,7 @@ GALLERY: dict[str, Drawing] = {
         (DISPATCH, DISPATCH_SHARE), predicted_dispatch, serial_words.dispatch_caption, serial_words.dispatch_alt
     ),
     "03_predicted_against_measured": Drawing(
-        (SWEEP,), predicted_against_measured, _prediction_caption, _prediction_alt
+        (SWEEP,), predicted_against_measured, sweep_words.prediction_caption, sweep_words.prediction_alt
     ),
     "04_round": Drawing((RAGGED_ROUND,), ragged_round, ragged_words.round_caption, ragged_words.round_alt),
     "04_corruption": Drawing(
@@ -234,7 +173,3 @@ def redraw_all(layout: Layout | None = None) -> list[Path]:
         draw(name, *rows, device=files[0][0].device, layout=layout)
         drawn.append(layout.figures / f"{name}.png")
     return drawn
-
-
-def _prompts(rows: Rows) -> int:
-    return len({row["prompt_id"] for row in rows})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,8 +34,8 @@ def curve_t_of_n(rows: Sequence[Row], ceilings: Sequence[Row] = ()) -> Figure:
     rows      COST_CURVE records
     ceilings  CEILING records: the least time that memory and arithmetic of the machine allow, dotted
     """
-    figure, (times, relative) = new_figure(panels=2, height=2.6)
     curves = _curves(rows)
+    figure, (times, relative) = new_figure(panels=2, height=2.2 + 0.1 * max(4, len(curves)))
     styles = series_styles(list(curves))
     for name, points in curves.items():
         style, n = styles[name], [point["n"] for point in points]
@@ -68,63 +68,82 @@ def curve_t_of_n(rows: Sequence[Row], ceilings: Sequence[Row] = ()) -> Figure:
     return figure
 
 
+def curves_of_backends(rows: Sequence[Row], ceilings: Sequence[Row] = ()) -> Figure:
+    """`curve_t_of_n` at the shortest context alone: of many backends, several contexts would hide one another."""
+    shortest = min((row["context"] for row in rows), default=0)
+    return curve_t_of_n([row for row in rows if row["context"] == shortest], ceilings)
+
+
 @in_house_style
 def acceptance_profile(rows: Sequence[Row]) -> Figure:
-    """a_K against K (left) and the conditional acceptance α_i by position, at each configuration's greatest K (right).
+    """a_K against K (filled) and the conditional acceptance α_i by position at the greatest K (hollow), a panel a
+    drafter, a colour a backend; T > 0 in squares.
 
     rows  SWEEP records, all prompts pooled; positions tested fewer than 10 times are left out
     """
-    figure, (falling, conditional) = new_figure(panels=2, height=2.6, sharey=True)
-    grouped = by_configuration(pair_up(rows))
-    alphas = conditional_acceptance(rows, minimum=10)
-    styles = series_styles(_names(grouped))
-    for label, cells in zip(_names(grouped), grouped.values(), strict=True):
-        style = styles[label]
-        _line(falling, [pairs.cell.K for pairs in cells], [pairs.acceptance() for pairs in cells], style, label)
-        alpha = alphas[cells[-1].cell]
-        _line(conditional, range(1, len(alpha) + 1), alpha, style, label)
+    grouped, alphas = by_configuration(pair_up(rows)), conditional_acceptance(rows, minimum=10)
+    drafters, colors = drafters_of(rows), backend_colors(rows)
+    names = list(dict.fromkeys(drafters.values())) or [""]
+    lines, columns = -(-len(names) // 4), min(4, len(names))
+    figure, panels = new_figure(panels=columns, lines=lines, height=0.8 + 1.35 * lines, sharex=True, sharey=True)
     widest = max((pairs.cell.K for cells in grouped.values() for pairs in cells), default=1)
-    for axes, label in ((falling, "speculation length K"), (conditional, "draft position i")):
-        axes.set_xlabel(label)
-        axes.set_xticks(range(1, widest + 1))
-    falling.set_ylim(0, 1.03)
-    falling.set_ylabel("acceptance")
-    falling.set_title("$a_K$ = accepted / drafted")
-    conditional.set_title(r"$\alpha_i$ = accepted / tested at $i$")
-    legend_below(figure, [falling], list(styles))
+    for axes, name in zip(panels, names, strict=False):
+        axes.set_title(name)
+    for (name, temperature), cells in grouped.items():
+        axes, color = panels[names.index(drafters[name])], colors[cells[0].backend]
+        marker, alpha = "s" if temperature else "o", alphas[cells[-1].cell]
+        look = {"color": color, "marker": marker, "markersize": 3.2, "linewidth": 0.9}
+        axes.plot([each.cell.K for each in cells], [each.acceptance() for each in cells], **look)
+        axes.plot(range(1, len(alpha) + 1), alpha, linestyle=(0, (4, 1.5)), markerfacecolor="white", **look)
+    for number, axes in enumerate(panels):
+        axes.set_ylim(0, 1.05)
+        axes.set_xlim(0.5, widest + 0.5)
+        axes.set_xticks(range(1, widest + 1, 1 if widest < 7 else 2))
+        axes.set_visible(number < len(names))
+        if number + columns >= len(names):
+            axes.set_xlabel("K, or position i")
+            axes.tick_params(labelbottom=True)
+        if number % columns == 0:
+            axes.set_ylabel("acceptance")
+    hollow = {"marker": "o", "markerfacecolor": "white", "linestyle": "--"}
+    guides: list[tuple[str, Mapping[str, Any]]] = [("$a_K$", {"marker": "o"}), (r"$\alpha_i$", hollow)]
+    if any(temperature for _, temperature in grouped):
+        guides.append(("T = 1 (squares)", {"marker": "s", "linestyle": "none"}))
+    color_legend(figure, panels[0], colors, guides)
     return figure
 
 
 @in_house_style
-def speedup_by_k(rows: Sequence[Row]) -> Figure:
-    """Speedup over AR against K: measured with 95% interval, predicted dashed and hollow, S = 1 marked.
+def speedup_heat_map(rows: Sequence[Row]) -> Figure:
+    """Speedup over AR of every configuration (lines) at every K (columns): blue faster, red slower, white 1. Bold where
+    the 95% interval excludes 1; framed: the best K of its line.
 
     rows  SWEEP records; drawn are the report prompts without repetition, those that claim B1 is judged on
     """
-    figure, (axes,) = new_figure(width=1.6, height=3.0)
-    grouped = by_configuration(pair_up(rows, split="report", repetitive=False))
-    names = _names(grouped)
-    styles = series_styles(names)
-    for number, (cells, label) in enumerate(zip(grouped.values(), names, strict=True)):
-        style = styles[label]
-        shift = 0.12 * (number - (len(names) - 1) / 2)  # so that the intervals of several configurations stay apart
-        k = np.array([pairs.cell.K for pairs in cells])
-        measured = [pairs.speedup() for pairs in cells]
-        axes.errorbar(
-            k + shift, *with_bars(measured), color=style.color, marker=style.marker, linestyle="-", capsize=1.5,
-            elinewidth=0.8, label=label,
-        )  # fmt: skip
-        axes.plot(
-            k + shift, [pairs.predicted_speedup() for pairs in cells], color=style.color, marker=style.marker,
-            markerfacecolor="white", linestyle=(0, (4, 1.5)), linewidth=0.9,
-        )  # fmt: skip
-    axes.axhline(1.0, color="0.2", linewidth=0.9)
-    axes.plot([], [], color="0.35", linestyle=(0, (4, 1.5)), marker="o", markerfacecolor="white", label="predicted")
+    import seaborn as sns
+    from matplotlib.patches import Rectangle
+
+    grouped = as_recorded(rows, pair_up(rows, split="report", repetitive=False).values())
+    names, ks = series_names(grouped), sorted({each.cell.K for cells in grouped.values() for each in cells})
+    figure, (axes,) = new_figure(width=1.9, height=0.75 + 0.19 * max(len(names), 2))
+    table = np.full((len(names), max(len(ks), 1)), np.nan)
+    for line, cells in enumerate(grouped.values()):
+        found = {ks.index(each.cell.K): each.speedup() for each in cells}
+        best = max(found, key=lambda column: found[column].estimate)
+        for column, speedup in found.items():
+            table[line, column] = math.log2(speedup.estimate)
+            sure = "bold" if speedup.excludes(1.0) else "normal"
+            dark = abs(table[line, column]) > 0.95
+            axes.text(column, line, f"{speedup.estimate:.2f}", ha="center", va="center", fontsize=6.5, fontweight=sure,
+                      color="white" if dark else "black")  # fmt: skip
+        axes.add_patch(Rectangle((best - 0.48, line - 0.46), 0.96, 0.92, fill=False, edgecolor="black", linewidth=1))
+    colors = sns.diverging_palette(20, 250, s=85, l=45, as_cmap=True)
+    axes.imshow(table, cmap=colors, vmin=-1.5, vmax=1.5, aspect="auto")
+    axes.set_xticks(range(len(ks)), [str(k) for k in ks])
+    axes.set_yticks(range(len(names)), names)
     axes.set_xlabel("speculation length K")
-    axes.set_xticks(sorted({pairs.cell.K for cells in grouped.values() for pairs in cells}))
-    axes.set_ylabel("speedup S over AR")
-    axes.set_ylim(bottom=0)
-    legend_below(figure, [axes], names)
+    axes.set_facecolor("0.9")  # what was not measured: white is a speedup of 1
+    axes.grid(False)
     return figure
 
 
@@ -136,7 +155,7 @@ def predicted_against_measured(rows: Sequence[Row], low: float = 0.8, high: floa
     """
     figure, (axes,) = new_figure(width=1.3, height=3.7)
     grouped = by_configuration(pair_up(rows, split="report"))
-    names = _names(grouped)
+    names = series_names(grouped)
     styles = series_styles(names)
     seen: list[float] = [1.0]
     for cells, label in zip(grouped.values(), names, strict=True):
@@ -168,18 +187,47 @@ def predicted_against_measured(rows: Sequence[Row], low: float = 0.8, high: floa
 
 
 def _curves(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Label → its points in the order of n; the context is named only where there are several."""
+    """Label → its points in the order of n, as recorded; the context is named only where there are several."""
     several = len({row["context"] for row in rows}) > 1
     curves: dict[str, list[Row]] = {}
-    for row in sorted(rows, key=lambda row: (row["configuration"], row["context"], row["n"])):
+    order = list(dict.fromkeys(row["configuration"] for row in rows))
+    for row in sorted(rows, key=lambda row: (order.index(row["configuration"]), row["context"], row["n"])):
         name = f"{row['configuration']}, context {row['context']}" if several else row["configuration"]
         curves.setdefault(name, []).append(row)
     return curves
 
 
-def _names(grouped: dict[tuple[str, float], list[Pairs]]) -> list[str]:
-    several = len({temperature for _, temperature in grouped}) > 1
-    return [f"{name}, T={temperature:g}" if several else name for name, temperature in grouped]
+def series_names(grouped: Iterable[tuple[str, float]]) -> list[str]:
+    """Names of (configuration, temperature), the temperature where it is not 0."""
+    return [f"{name}, T={temperature:g}" if temperature else name for name, temperature in grouped]
+
+
+def as_recorded(rows: Sequence[Row], cells: Iterable[Pairs]) -> dict[tuple[str, float], list[Pairs]]:
+    """Cells by configuration and temperature, in the order in which the configurations were recorded."""
+    order, grouped = list(drafters_of(rows)), by_configuration({each.cell: each for each in cells})
+    return {key: grouped[key] for key in sorted(grouped, key=lambda key: (order.index(key[0]), key[1]))}
+
+
+def drafters_of(rows: Sequence[Row]) -> dict[str, str]:
+    """Configuration → its drafter, in the order of the records."""
+    return {row["configuration"]: row["drafter"] for row in rows if row["arm"] == "sd"}
+
+
+def backend_colors(rows: Sequence[Row]) -> dict[str, Any]:
+    """Backend → colour, in the order of the records: the same in every figure of a sweep."""
+    styles = series_styles(list(dict.fromkeys(row["backend"] for row in rows)))
+    return {name: style.color for name, style in styles.items()}
+
+
+def color_legend(
+    figure: Figure, axes: Axes, colors: Mapping[str, Any], guides: Sequence[tuple[str, Mapping[str, Any]]]
+) -> None:
+    """A legend below of backends by colour, then of `guides` in grey: (label, how its line is drawn)."""
+    for name, color in colors.items():
+        axes.plot([], [], color=color, linewidth=3, label=name)
+    for label, look in guides:
+        axes.plot([], [], **{"color": "0.35", "linewidth": 0.9, **look}, label=label)
+    legend_below(figure, [axes], list(colors))
 
 
 def _line(axes: Axes, x: Iterable[Any], y: Any, style: Series, label: str) -> None:

@@ -197,6 +197,11 @@ def read_records(path: Path, schema: Schema | None = None) -> tuple[dict[str, An
     return header, records
 
 
+def is_current(path: Path, schema: Schema, layout: Layout) -> bool:
+    """Whether a complete file of these records is there that this code made."""
+    return path.is_file() and not RecordFile(path, read_records(path, schema)[0], kept=False).is_stale(layout)
+
+
 def find_records(
     schema: Schema | str | None = None,
     *,

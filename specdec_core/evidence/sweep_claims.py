@@ -107,22 +107,33 @@ def prediction_holds(claim: Claim, rows: Sequence[Row]) -> Finding:
 class Attribution:
     """Why a cell is as slow as it is. Terms c, s, o in target steps (notes in sweep_records.py).
 
+    drafted, seconds       of a round: tokens, and its whole time in target steps
+    needed     the a_K at which it would be as fast as AR: c + s + o/K, where o counts what is more than a round of AR's
     parallel, free, ideal  its speedup with v≡1, with c≡0, and with both
-    …_share                parts of the log speedup between actual and ideal, summing to 1 (0 and 0 if nothing is lost)
-    cause                  the least change that makes it faster than AR, or LOW_ACCEPTANCE if no change does
+    accepting  … and with the a_K of the best drafter instead of its own
+    …_share    parts of the log speedup between actual and all three at once, summing to 1 (all 0 if nothing is lost)
+    cause      the least change of costs that makes it faster than AR, or LOW_ACCEPTANCE if no change of costs does
     """
 
     cell: Cell
+    backend: str
     speedup: Interval
+    predicted: float
     acceptance: float
+    tau: float
+    drafted: float
+    seconds: float
     c: float
     s: float
     o: float
+    needed: float
     parallel: float
     free: float
     ideal: float
+    accepting: float
     verification_share: float
     draft_share: float
+    acceptance_share: float
 
     @property
     def cause(self) -> str:
@@ -134,13 +145,21 @@ class Attribution:
             return SLOW_DRAFT
         return BOTH if self.ideal > 1 else LOW_ACCEPTANCE
 
+    @property
+    def sign_is_right(self) -> bool | None:
+        """Whether the prediction is on the side of 1 that was measured; None where the interval holds 1."""
+        if not self.speedup.excludes(1.0):
+            return None
+        return (self.speedup.estimate > 1) == (self.predicted > 1)
 
-def attribute(pairs: Pairs, level: float = 0.95) -> Attribution:
+
+def attribute(pairs: Pairs, level: float = 0.95, best_acceptance: float = 0.0) -> Attribution:
     """Counterfactuals on the measured phases of one cell.
 
-    With one target step t(1) taken from the same prompts' AR rows: v≡1 replaces the verification time by
-    passes·t(1), c≡0 the drafting time by 0. The shares are Shapley values of the two changes in log speedup: the mean
-    gain of each over the two orders of making them.
+    With one target step t(1) taken from the same prompts' AR rows: v≡1 replaces the verification time by passes·t(1),
+    c≡0 the drafting time by 0; the third has `best_acceptance` of the drafted tokens accepted, if that is more than
+    were, at the same time. The shares are Shapley values of the three changes in log speedup: the mean gain of each
+    over the orders of making them. The third multiplies tokens and not seconds, so it gains the same in every order.
     """
     sd = {name: float(values.sum()) for name, values in pairs.sd.items()}
     ar = {name: float(values.sum()) for name, values in pairs.ar.items()}
@@ -149,51 +168,77 @@ def attribute(pairs: Pairs, level: float = 0.95) -> Attribution:
     verify, draft = sd["verify_seconds"], sd["draft_seconds"]
     rest = sd["seconds"] - verify - draft
     once = min(sd["target_passes"] * step, verify)  # noise may put a one-token pass above a block's
+    drafted = sd["drafted"]
 
     def speedup(verifying: float, drafting: float) -> float:
         return sd["tokens"] / (verifying + drafting + rest) / rate_ar
 
     actual, parallel = speedup(verify, draft), speedup(once, draft)
     free, ideal = speedup(verify, 0.0), speedup(once, 0.0)
-    whole = math.log(ideal / actual)
+    more = 1 + max(0.0, best_acceptance * drafted - sd["accepted"]) / sd["tokens"]
+    whole = math.log(ideal / actual) + math.log(more)
     lost = whole > 1e-9  # below it is rounding
     serial = (math.log(parallel / actual) + math.log(ideal / free)) / 2
     return Attribution(
         cell=pairs.cell,
+        backend=pairs.backend,
         speedup=pairs.speedup(level),
+        predicted=pairs.predicted_speedup(),
         acceptance=pairs.acceptance(),
-        c=draft / sd["drafted"] / step if sd["drafted"] else 0.0,
-        s=(verify - once) / step / sd["drafted"] if sd["drafted"] else 0.0,
+        tau=sd["tokens"] / sd["target_passes"],
+        drafted=drafted / sd["target_passes"],
+        seconds=sd["seconds"] / sd["target_passes"] / step,
+        c=draft / drafted / step if drafted else 0.0,
+        s=(verify - once) / step / drafted if drafted else 0.0,
         o=rest / sd["target_passes"] / step,
+        needed=(sd["seconds"] * rate_ar - sd["target_passes"]) / drafted if drafted else 0.0,
         parallel=parallel,
         free=free,
         ideal=ideal,
+        accepting=actual * more,
         verification_share=serial / whole if lost else 0.0,
-        draft_share=1 - serial / whole if lost else 0.0,
+        draft_share=(math.log(ideal / actual) - serial) / whole if lost else 0.0,
+        acceptance_share=math.log(more) / whole if lost else 0.0,
     )
 
 
 def attribute_best(rows: Sequence[Row], level: float = 0.95) -> list[Attribution]:
-    """One attribution a configuration, at the K that is best on its tuning prompts, judged on its report prompts."""
+    """One attribution a configuration and temperature, at the K that is best on its tuning prompts, judged on its
+    report prompts; the best drafter is that with the greatest a_K at the same K and temperature."""
     tuning, report = pair_up(rows, split="tuning"), pair_up(rows, split="report")
+    best_drafters = best_acceptances(report.values())
     found = []
     for cells in by_configuration(report).values():
         known = [pairs.cell for pairs in cells if pairs.cell in tuning] or [pairs.cell for pairs in cells]
         best = max(known, key=lambda cell: _point_speedup(tuning.get(cell, report[cell])))
-        found.append(attribute(report[best], level))
+        found.append(attribute(report[best], level, best_drafters.get((best.temperature, best.K), 0.0)))
+    return found
+
+
+def best_acceptances(cells: Iterable[Pairs]) -> dict[tuple[float, int], float]:
+    """(temperature, K) → the greatest a_K of any configuration. A drafter that is never wrong is the target itself,
+    which no drafter can be asked to equal: it is left out."""
+    found: dict[tuple[float, int], float] = {}
+    for pairs in cells:
+        key, acceptance = (pairs.cell.temperature, pairs.cell.K), pairs.acceptance()
+        if acceptance < 1:
+            found[key] = max(found.get(key, 0.0), acceptance)
     return found
 
 
 def deceleration_explained(claim: Claim, rows: Sequence[Row]) -> Finding:
-    """B4: which configurations are slower than AR at their best K, and the cause of each. Value: how many are."""
+    """B4: which configurations are slower than AR at their best K, and the cause of each. Value: how many are, one that
+    was measured at two temperatures counting twice."""
     configurations = len({row["configuration"] for row in rows})
     backends = len({row["backend"] for row in rows})
-    found = attribute_best(rows, simultaneous(0.95, max(configurations, 1)))
+    judged = {(row["configuration"], row["temperature"]) for row in rows}
+    found = attribute_best(rows, simultaneous(0.95, max(len(judged), 1)))
     slow = [one for one in found if one.speedup.high < 1]
     undecided = [one for one in found if not one.speedup.excludes(1.0)]
     note = "; ".join(
         f"{_name(one.cell)} {one.speedup.estimate:.2f}: {one.cause} "
-        f"(verification {one.verification_share:.0%}, draft {one.draft_share:.0%})"
+        f"(verification {one.verification_share:.0%}, draft {one.draft_share:.0%}, acceptance "
+        f"{one.acceptance_share:.0%})"
         for one in slow
     )
     note = f"{configurations} configurations, {backends} backends, {len(undecided)} undecided; {note or 'none slower'}"

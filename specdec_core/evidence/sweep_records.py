@@ -104,27 +104,6 @@ CEILING = Schema(
 """What bounds t(n) on this machine: max(weight_bytes/bytes_per_second, n·flops_per_token/flops_per_second)."""
 
 
-def by_position(rounds: Iterable[tuple[Sequence[int], int, bool]]) -> dict[str, list[int]]:
-    """The three `…_by_position` counts of one row from its rounds.
-
-    rounds  (drafted by depth, accepted, cut) of each round; `cut`: the row ended inside the accepted path, so the
-            position after it was never decided.
-    """
-    rounds = list(rounds)
-    width = max((len(drafted) for drafted, _, _ in rounds), default=0)
-    counts = np.zeros((3, width), dtype=int)
-    for drafted, accepted, cut in rounds:
-        depth = len(drafted)
-        decided = min(depth, accepted + (0 if cut else 1))
-        counts[0, :depth] += np.asarray(drafted, dtype=int)
-        counts[1, :decided] += 1
-        counts[2, :accepted] += 1
-    return {
-        f"{name}_by_position": [int(count) for count in line]
-        for name, line in zip(("drafted", "tested", "accepted"), counts, strict=True)
-    }
-
-
 @dataclass(frozen=True, order=True)
 class Cell:
     """One point of the sweep."""

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specdec_core.forensics.diagnosis_experiments import Prompt
-from specdec_core.forensics.huggingface_decoders import _settings
+from specdec_core.forensics.huggingface_decoders import generation_settings
 from specdec_core.sampling import Options
 
 Generate = Callable[..., list[list[int]]]
@@ -57,7 +57,7 @@ def _decoder(
 ) -> Generate:
     if not options.greedy:
         raise ValueError(f"temperature {options.temperature}: expected 0, since batches are compared token by token")
-    settings = _settings(options) | {"pad_token_id": pad}
+    settings = generation_settings(options) | {"pad_token_id": pad}
 
     @torch.no_grad()
     def decoder(prompts: Sequence[Prompt], max_new_tokens: int = options.max_new_tokens) -> list[list[int]]:

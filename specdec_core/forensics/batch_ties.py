@@ -15,7 +15,7 @@ import numpy as np
 
 from specdec_core.arrays import host
 from specdec_core.decode import generate, outputs
-from specdec_core.forensics.near_ties import ROUNDING, Divergence, _logits_after, first_difference, stand_in
+from specdec_core.forensics.near_ties import ROUNDING, Divergence, first_difference, logits_after, stand_in
 from specdec_core.protocol import Round, RowRound, Target
 from specdec_core.rows import Request
 from specdec_core.topology import forest
@@ -206,12 +206,12 @@ def _examine(
     index = text.index
     expected, emitted = text.expected[index], text.emitted[index]
     prefix = np.array([*prompt, *text.emitted[:index]], np.int64)
-    truth = _logits_after(reference, prefix, width=1)[-1]
+    truth = logits_after(reference, prefix, width=1)[-1]
     tokens = [int(np.argmax(truth)), emitted, expected]
     gap, most = float(truth.max() - truth[tokens].min()), ROUNDING * float(np.abs(truth).max())
     # A gap that the largest ε allowed does not excuse needs none of the passes that measure it.
     widths = sorted({1} | {1 + sum(row.drafted) for row in rounds}) if gap <= 2 * most else ()
-    found = [logits[[index - done]], *(_logits_after(target, prefix, width) for width in widths)]
+    found = [logits[[index - done]], *(logits_after(target, prefix, width) for width in widths)]
     error = max(float(np.abs(each[:, tokens] - truth[tokens]).max()) for each in found)
     epsilon = min(error, most)
     return Divergence(index, expected, emitted, gap, epsilon, int(np.argmax(logits[index - done])))

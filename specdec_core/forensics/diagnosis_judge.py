@@ -13,7 +13,7 @@ import numpy as np
 
 from specdec_core.forensics.batch_ties import census_of_batch, continuation
 from specdec_core.forensics.diagnosis_experiments import Experiment, Prompt, Run
-from specdec_core.forensics.near_ties import ROUNDING, Divergence, _logits_after, first_difference
+from specdec_core.forensics.near_ties import ROUNDING, Divergence, first_difference, logits_after
 from specdec_core.protocol import Target
 from specdec_core.rows import Request
 from specdec_core.sampling import Options
@@ -176,7 +176,7 @@ class Judge:
         case = prefix, here.expected, here.found
         if case not in self._margins:
             fed = np.array(prefix, np.int64)
-            truth, found = (_logits_after(model, fed, width=1)[-1] for model in (self._reference, self._target))
+            truth, found = (logits_after(model, fed, width=1)[-1] for model in (self._reference, self._target))
             gap = float(truth.max() - truth[[here.expected, here.found]].min())
             error = float(np.abs(found - truth).max())
             self._margins[case] = gap, min(error, ROUNDING * float(np.abs(truth).max()))

@@ -24,7 +24,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -226,14 +225,3 @@ def share_rows(
             }
         )
     return rows
-
-
-def flip(shares: Sequence[dict[str, Any]]) -> int | None:
-    """The first n at which less than half of the bytes is served serially although more was at n − 1; None if none.
-
-    `shares`: rows of one backend and file, n ascending.
-    """
-    for before, after in pairwise(shares):
-        if before["serial_share"] > 0.5 > after["serial_share"]:
-            return int(after["n"])
-    return None

@@ -30,7 +30,7 @@ def open_model(checkpoint: Checkpoint, dtype: str = "float32") -> PreTrainedMode
 
 def plain(model: PreTrainedModel, options: Options) -> Decoder:
     """`generate` without an assistant: what any audit of assisted sampling is to be compared with."""
-    settings = _settings(options)
+    settings = generation_settings(options)
 
     def decoder(prompt: tuple[int, ...], seed: int) -> list[int]:
         return _generate(model, prompt, seed, settings)
@@ -43,7 +43,7 @@ def assisted(model: PreTrainedModel, assistant: PreTrainedModel, options: Option
 
     What transformers adapts on the way (the number of draft tokens; where a draft that looks doubtful ends) is off.
     """
-    settings = _settings(options)
+    settings = generation_settings(options)
     own = assistant.generation_config
     own.num_assistant_tokens, own.num_assistant_tokens_schedule, own.assistant_confidence_threshold = k, "constant", 0.0
 
@@ -117,7 +117,7 @@ def _generate(model: PreTrainedModel, prompt: tuple[int, ...], seed: int, settin
     return found[0, len(prompt) :].tolist()
 
 
-def _settings(options: Options) -> dict[str, Any]:
+def generation_settings(options: Options) -> dict[str, Any]:
     """Arguments of `generate` that mean the same. ValueError for what transformers does not have."""
     if options.presence_penalty or options.stop:
         raise ValueError(

@@ -70,11 +70,11 @@ def examine(
         # One output is a prefix of the other: a length fault, which no rounding explains.
         return Divergence(index, -1, -1, float("inf"), 0.0, -1)
     prefix = np.array([*prompt, *emitted[:index]], np.int64)
-    truth = _logits_after(reference, prefix, width=1)[-1]
+    truth = logits_after(reference, prefix, width=1)[-1]
     token = emitted[index]
     widths = sorted({1} | {1 + sum(row.drafted) for row in rounds})
     tokens = [int(np.argmax(truth)), token, expected[index]]
-    errors = [np.abs(_logits_after(target, prefix, width)[:, tokens] - truth[tokens]).max() for width in widths]
+    errors = [np.abs(logits_after(target, prefix, width)[:, tokens] - truth[tokens]).max() for width in widths]
     epsilon = min(float(max(errors)), ROUNDING * float(np.abs(truth).max()))
     control = replay(target, prompt, emitted, rounds, index)
     gap = float(truth.max() - truth[tokens].min())
@@ -149,7 +149,7 @@ def stand_in(drafted: Sequence[int]) -> tuple[Topology, np.ndarray]:
     return tree(tuple(parents)), np.array(branch)
 
 
-def _logits_after(target: Target, prefix: np.ndarray, width: int) -> np.ndarray:
+def logits_after(target: Target, prefix: np.ndarray, width: int) -> np.ndarray:
     """Logits after `prefix`, computed as each node of a chain of `width` nodes in turn: `[nodes, V]` float64.
 
     All `width` nodes, but where the prefix is shorter or the chain would leave the context.

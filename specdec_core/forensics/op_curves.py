@@ -9,12 +9,8 @@ can be held against the model.
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import cycle
 
 import numpy as np
 import torch
@@ -95,31 +91,8 @@ def op_samples(
     bare = Transformer(skeleton(checkpoint), placement)
     for name, each in ((SKELETON, bare), (MODEL, target)):
         arms |= {f"{name}/{n}": arm for (_, n), arm in curve_arms(each, widths, (context,), seed=seed).items()}
-    with one_core_each() if placement.engine == "numba" else nullcontext():
-        seconds = interleaved(arms, repeats, warmup=2, seed=seed)
+    seconds = interleaved(arms, repeats, warmup=2, seed=seed)
     return {(name, n): seconds[f"{name}/{n}"] for name in (*OPERATIONS, MODEL) for n in widths}
-
-
-@contextmanager
-def one_core_each() -> Iterator[None]:
-    """Keep this thread and the workers of our engine on cores of their own, where the system can do that.
-
-    After a rest it may wake a worker on the caller's own core, and takes 15 ms and more to move one of them: nothing to
-    a whole answer, ten times what a short operation takes.
-    """
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    cores = sorted(os.sched_getaffinity(0))
-    workers = [each.native_id for each in threading.enumerate() if each.name.startswith("specdec worker")]
-    threads = [threading.get_native_id(), *(worker for worker in workers if worker)]
-    try:
-        for thread, core in zip(threads, cycle(cores), strict=False):
-            os.sched_setaffinity(thread, {core})
-        yield
-    finally:
-        for thread in threads:
-            os.sched_setaffinity(thread, cores)
 
 
 def counts(checkpoint: Checkpoint) -> dict[str, int]:

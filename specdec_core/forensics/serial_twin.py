@@ -15,7 +15,7 @@ import numpy as np
 
 from specdec_core.arrays import Array
 from specdec_core.protocol import State, Target, Verification
-from specdec_core.state.ragged_kv import CacheError
+from specdec_core.state.slots import CacheError
 from specdec_core.topology import Forest, chain, forest
 
 
@@ -135,17 +135,6 @@ class SerialTwin:
         verification = self.target.verify(state, slots, tokens, forest([chain(1)] * len(slots)))
         self.target.commit(state, verification, [np.zeros(1, np.int64)] * len(slots))
         return verification
-
-
-def calibrated_index(t_n: float, t_1: float, t_loop_n: float) -> float:
-    """(t(n) − t(1)) / (t_loop(n) − t(1)): 0 if n tokens cost what one costs, 1 if they cost what the twin takes.
-
-    Unlike the serialization index it counts as serial what is serial on this machine, not n times t(1): whatever a
-    pass pays once, and whatever warm weights save, is in both.
-    """
-    if not t_loop_n > t_1 > 0:
-        raise ValueError(f"t_loop(n) = {t_loop_n} and t(1) = {t_1}: expected t_loop(n) > t(1) > 0, with n ≥ 2")
-    return (t_n - t_1) / (t_loop_n - t_1)
 
 
 def _require_chains(forest: Forest) -> None:

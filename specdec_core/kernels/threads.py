@@ -26,6 +26,7 @@ from numba.extending import intrinsic
 
 from specdec_core.kernels.compiled import helper
 from specdec_core.kernels.cpu import is_arm
+from specdec_core.kernels.pinning import Pinning
 from specdec_core.placement import physical_threads
 
 # Words of `control`, each on a cache line of its own: how many have arrived, how often all have, whether to give up,
@@ -133,7 +134,10 @@ def claim(counters, phase):
 
 
 class Team:
-    """So many workers: the caller and `workers − 1` persistent threads. One run at a time; a second caller waits."""
+    """So many workers: the caller and `workers − 1` persistent threads. One run at a time; a second caller waits.
+
+    A team of as many workers as there are cores keeps each on one of its own (see pinning.py).
+    """
 
     def __init__(self, workers: int):
         if workers < 1:
@@ -146,9 +150,15 @@ class Team:
         # A lock that one thread releases and another acquires is the cheapest signal there is in Python.
         self._start = [_closed_gate() for _ in range(workers - 1)]
         self._finished = [_closed_gate() for _ in range(workers - 1)]
-        for worker in range(1, workers):
-            name = f"specdec worker {worker} of {workers}"
-            threading.Thread(target=self._work, args=(worker,), name=name, daemon=True).start()
+        threads = [
+            threading.Thread(
+                target=self._work, args=(worker,), name=f"specdec worker {worker} of {workers}", daemon=True
+            )
+            for worker in range(1, workers)
+        ]
+        for thread in threads:
+            thread.start()
+        self._pinning = Pinning(threads)
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Call `function(worker, workers, control, *arguments)` in every worker; raise what the first to fail did."""
@@ -158,20 +168,24 @@ class Team:
             self._control[PATIENCE] = SPINS if self.workers <= physical_threads() else 0
             self._failures.clear()
             self._job = (function, arguments)
-            started = 0
-            try:
-                for start in self._start:
-                    start.release()
-                    started += 1
-                function(0, self.workers, self._control, *arguments)
-            except BaseException:
-                self._control[ABORTED] = 1
-                raise
-            finally:
-                self._wait(started)
-                self._job = None
+            with self._pinning.own_cores():
+                self._run_in_all(function, arguments)
             if self._failures:
                 raise self._failures[0]
+
+    def _run_in_all(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        started = 0
+        try:
+            for start in self._start:
+                start.release()
+                started += 1
+            function(0, self.workers, self._control, *arguments)
+        except BaseException:
+            self._control[ABORTED] = 1
+            raise
+        finally:
+            self._wait(started)
+            self._job = None
 
     def _wait(self, started: int) -> None:
         """Wait for the workers, all of them even if interrupted: the arrays they write to belong to the caller."""

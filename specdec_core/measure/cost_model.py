@@ -84,16 +84,19 @@ def count(rounds: Iterable[Round]) -> Counts:
     return Counts(passes, tokens, *by_depth)
 
 
-def predict_seconds(rounds: Iterable[Round], curve: TimeCurve, draft: DraftCost, overhead: float) -> float:
+def predict_seconds(
+    rounds: Iterable[Round], curve: TimeCurve, draft: DraftCost, overhead: float, token: float = 0.0
+) -> float:
     """Seconds that these rounds should take by standalone curves recorded before: Σ t(n_r, context) + draft + overhead.
 
-    One row a round. `overhead` is seconds a round outside drafting and verification. A drafter that steps pays one step
-    a depth.
+    One row a round. `overhead` is seconds outside drafting and verification of a round that emits one token, `token`
+    those of every further token. A drafter that steps pays one step a depth.
     """
     total = 0.0
     for each in rounds:
         for row in each.rows:
             depth = len(row.drafted)
-            total += curve.at(1 + sum(row.drafted), row.context - 1) + overhead
+            total += curve.at(1 + sum(row.drafted), row.context - 1)
+            total += overhead + token * (len(row.emitted) - 1)
             total += draft.round + depth * draft.step
     return total

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specdec_core.measure.clock import Arm, interleaved
+from specdec_core.measure.clock import Arm
 from specdec_core.protocol import State, Target
 from specdec_core.topology import chain, forest
 
@@ -62,15 +62,6 @@ def curve_arms(
         for width in widths:
             arms[context, width] = verification_arm(target, state, tokens[:, context : context + width])
     return arms
-
-
-def measure_curve(
-    target: Target, widths: Sequence[int], contexts: Sequence[int] = (128,), *, repeats: int = 15, seed: int = 0
-) -> CurveSamples:
-    """Time every width and context, interleaved in random order."""
-    arms = curve_arms(target, widths, contexts, seed=seed)
-    named = interleaved({f"{c}/{w}": arm for (c, w), arm in arms.items()}, repeats, warmup=2, seed=seed)
-    return CurveSamples({(c, w): named[f"{c}/{w}"] for c, w in arms})
 
 
 def verification_arm(target: Target, state: State, tokens: np.ndarray) -> Arm:

@@ -18,17 +18,23 @@ TAKEN = 2
 
 
 def measure_drafting(
-    drafter: Drafter, target: Target, text: Sequence[int], prompt: int, depths: tuple[int, int] = (2, 6)
+    drafter: Drafter,
+    target: Target,
+    text: Sequence[int],
+    prompt: int,
+    depths: tuple[int, int] = (2, 6),
+    options: Options | None = None,
 ) -> DraftCost:
     """Cost of reading TAKEN committed tokens and drafting behind them, as a line through two depths: seconds a round,
     and seconds a step (a depth that the draft reached).
 
     text    the prompt and what the target wrote after it: so long that each depth is drafted several times.
     prompt  tokens of it that are the prompt.
+    options of the row that is drafted for (default: greedy): at T > 0 a drafter may work out laws and draw from them.
 
     Raises ValueError for a text that is too short, or if no draft ever reached two depths.
     """
-    tokens = np.asarray(text, np.int64)
+    tokens, options = np.asarray(text, np.int64), options or Options()
     rounds = (len(tokens) - prompt) // TAKEN - 2
     if rounds < 4 * len(depths):
         least = TAKEN * (4 * len(depths) + 2)
@@ -45,7 +51,7 @@ def measure_drafting(
     for number in range(rounds):
         depth, first = depths[number % len(depths)], prompt + number * TAKEN
         last = first + TAKEN
-        view = RowView(0, tokens[:last], prompt, depth, FixedLength(depth), Options(), decisions)
+        view = RowView(0, tokens[:last], prompt, depth, FixedLength(depth), options, decisions)
         start = perf_counter()
         drafter.observe(slot, [tokens[first:last]], [features[first - 1 : last - 1]])
         [draft] = drafter.propose([view], state)

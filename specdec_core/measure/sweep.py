@@ -15,17 +15,22 @@ import numpy as np
 
 from specdec_core.decode import decode, outputs
 from specdec_core.lengths.fixed import FixedLength
-from specdec_core.measure.clock import interleaved, once
+from specdec_core.measure.clock import Arm, interleaved, once
 from specdec_core.measure.cost_model import DraftCost, count, predict_seconds
 from specdec_core.measure.curves import TimeCurve, verification_arm
-from specdec_core.protocol import Drafter, Round, Target
+from specdec_core.protocol import Drafter, Round, RowView, Target
+from specdec_core.randomness import DRAFT, streams
 from specdec_core.rows import Request
 from specdec_core.sampling import Options
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A draft/target pair to sweep. `step_model` is what one draft step runs (None: drafting is a look-up)."""
+    """A draft/target pair to sweep.
+
+    step_model  what one draft step runs (None: drafting is a look-up, or is timed otherwise).
+    ks          its own speculation lengths, where it cannot have all of the sweep's; empty: those of the sweep.
+    """
 
     name: str
     backend: str
@@ -34,6 +39,7 @@ class Configuration:
     target: Target
     drafter: Drafter
     step_model: Target | None = None
+    ks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -48,41 +54,54 @@ class Case:
 
 @dataclass(frozen=True)
 class Costs:
-    """Standalone costs of a configuration, measured before its SD runs."""
+    """Standalone costs of a configuration, measured before its SD runs.
+
+    overhead  seconds outside drafting and verification of a round that emits one token; token: of every further one.
+    """
 
     curve: TimeCurve
     draft: DraftCost
     overhead: float
+    token: float = 0.0
 
 
 def measure_draft(configuration: Configuration, context: int, repeats: int = 9) -> DraftCost:
     """Seconds of one draft step on a warm cache; a look-up is timed as a whole round of it."""
+    arms = {"draft": draft_arm(configuration, context)}
+    return draft_cost(configuration, interleaved(arms, repeats, warmup=2)["draft"])
+
+
+def draft_cost(configuration: Configuration, seconds: np.ndarray) -> DraftCost:
+    """The cost that samples of `draft_arm` stand for: their median, a step of a model or a round of a look-up."""
+    median = float(np.median(seconds))
+    return DraftCost(round=median) if configuration.step_model is None else DraftCost(step=median)
+
+
+def draft_arm(configuration: Configuration, context: int) -> Arm:
+    """One step of the configuration's model behind so many cached entries; of a look-up, a whole proposal."""
     model = configuration.step_model
     if model is None:
-        return DraftCost(round=_lookup_seconds(configuration.drafter, context, repeats))
+        return _lookup_arm(configuration.drafter, context)
     tokens = np.random.default_rng(0).integers(0, model.vocabulary, (1, context + 1))
     state = model.new_state(1, context + 1)
     model.prefill(state, np.array([0]), list(tokens))
-    arm = verification_arm(model, state, tokens[:, context:])
-    return DraftCost(step=float(np.median(interleaved({"step": arm}, repeats, warmup=2)["step"])))
+    return verification_arm(model, state, tokens[:, context:])
 
 
-def _lookup_seconds(drafter: Drafter, context: int, repeats: int) -> float:
-    """Median seconds of a proposal over a text in which the suffix occurred before."""
-    from specdec_core.protocol import RowView
-    from specdec_core.randomness import DRAFT, streams
-
+def _lookup_arm(drafter: Drafter, context: int) -> Arm:
+    """A proposal over a text in which the suffix occurred before. The drafter belongs to the arm until it has run."""
     text = np.tile(np.arange(context // 2), 3)[: context + 8]
     drafter.start(1, len(text) + 64)
     drafter.admit(np.array([0]), [text], [None])
     view = RowView(0, text, len(text), 4, FixedLength(4), Options(), streams(0, 0, DRAFT))
     state: Any = None
-    return float(np.median(interleaved({"look-up": lambda: drafter.propose([view], state)}, repeats)["look-up"]))
+    return lambda: drafter.propose([view], state)
 
 
-def measure_overhead(target: Target, case: Case, tokens: int = 24) -> float:
+def measure_overhead(target: Target, case: Case, tokens: int = 24, temperature: float = 0.0) -> float:
     """Median seconds that a round takes outside drafting and verification, from autoregressive rounds."""
-    rounds = list(decode(target, [Request(case.tokens, Options(max_new_tokens=tokens))]))
+    options = Options(temperature=temperature, max_new_tokens=tokens)
+    rounds = list(decode(target, [Request(case.tokens, options)]))
     return float(np.median([each.seconds.accept + each.seconds.commit for each in rounds[1:]]))
 
 
@@ -96,13 +115,14 @@ def sweep(
     seed: int = 0,
     progress: Callable[[Sequence[Case]], Any] = iter,
 ) -> Iterator[dict[str, Any]]:
-    """Run every configuration at every K on every case; yields one record an arm (evidence.sweep_records.SWEEP).
+    """Run every configuration at every K of `ks`, or of its own, on every case; yields one record an arm
+    (evidence.sweep_records.SWEEP).
 
     Configurations of one backend share its target. `identical` compares the emitted tokens with the first AR run's.
     """
     targets = {c.backend: c.target for c in configurations}
     order = np.random.default_rng(seed)
-    arms = [(configuration, k) for configuration in configurations for k in ks]
+    arms = [(configuration, k) for configuration in configurations for k in configuration.ks or ks]
     for index, case in enumerate(progress(cases)):
         row = replace(options, seed=options.seed + index)
         before = {backend: _run(target, case, row) for backend, target in targets.items()}
@@ -114,7 +134,7 @@ def sweep(
             ar, cost = before[configuration.backend], costs[configuration.name]
             for reference in (ar, after[configuration.backend]):
                 yield _record(configuration, case, row, 0, reference, ar.tokens, cost)
-            for k in ks:
+            for k in configuration.ks or ks:
                 yield _record(configuration, case, row, k, runs[configuration.name, k], ar.tokens, cost)
 
 
@@ -163,7 +183,9 @@ def _record(
         "draft_seconds": draft,
         "verify_seconds": verify,
         "overhead_seconds": overhead,
-        "predicted_seconds": predict_seconds(run.rounds, cost.curve, cost.draft if k else DraftCost(), cost.overhead),
+        "predicted_seconds": predict_seconds(
+            run.rounds, cost.curve, cost.draft if k else DraftCost(), cost.overhead, cost.token
+        ),
     }
 
 

@@ -1,8 +1,4 @@
-"""Checkpoints: weights checked against their config, loaded from and saved to safetensors folders.
-
-Only safetensors are read: a pickled .bin file can run any code on loading. Weights are mapped from disk, so loading
-takes a moment and a page is read when it is first used.
-"""
+"""Checkpoints: weights checked against their config, loaded from and saved to safetensors folders (see tensors.py)."""
 
 from __future__ import annotations
 
@@ -17,20 +13,16 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from specdec_core.cache import atomic_write
-from specdec_core.models.config import LlamaConfig, config_values, expected_shapes, read_config, read_json
-from specdec_core.models.errors import CorruptFile, UnsupportedModel, safetensors_as_os_error
+from specdec_core.models.config import LlamaConfig, config_values, expected_shapes, read_config
+from specdec_core.models.tensors import drop_tied_head, read_tensors, require_tensors, save_tensors, weight_files
 
 __all__ = ["Checkpoint", "LlamaConfig", "fingerprint", "load_checkpoint", "save_checkpoint", "tiny_llama"]
 
-INDEX = "model.safetensors.index.json"
-WEIGHTS = "model.safetensors"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+KIND = "a Llama model"
 _SAMPLE = 4096  # bytes at either end of a tensor that enter the fingerprint
-_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,9 +62,12 @@ def load_checkpoint(folder: str | Path, name: str | None = None) -> Checkpoint:
     """
     folder = Path(folder)
     config = read_config(folder)
-    weights = _read_tensors(_weight_files(folder))
-    _drop_redundant(weights, config, folder)
-    _validate(weights, config, folder)
+    weights = read_tensors(weight_files(folder))
+    for unused in [each for each in weights if each.endswith("rotary_emb.inv_freq")]:
+        del weights[unused]  # old checkpoints store the rotary frequencies, which follow from rope_theta
+    if config.tied_head:
+        drop_tied_head(weights, "model.embed_tokens.weight", folder)
+    require_tensors(weights, expected_shapes(config), folder, KIND)
     return Checkpoint(name or folder.resolve().name, config, MappingProxyType(weights), folder, fingerprint(weights))
 
 
@@ -83,10 +78,8 @@ def save_checkpoint(checkpoint: Checkpoint, folder: str | Path) -> Path:
     CacheError naming the file if the disk is full. Returns the folder.
     """
     folder = Path(folder)
-    _validate(checkpoint.weights, checkpoint.config, folder)
-    with atomic_write(folder / WEIGHTS) as temporary, safetensors_as_os_error():
-        contiguous = {name: tensor.contiguous() for name, tensor in checkpoint.weights.items()}
-        save_file(contiguous, temporary, metadata={"format": "pt"})
+    require_tensors(checkpoint.weights, expected_shapes(checkpoint.config), folder, KIND)
+    save_tensors(checkpoint.weights, folder)
     if checkpoint.tokenizer_path and checkpoint.folder and checkpoint.folder.resolve() != folder.resolve():
         for file in TOKENIZER_FILES:
             if (checkpoint.folder / file).is_file():
@@ -131,78 +124,6 @@ def fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
         for part in (flat[:items], flat[-items:]):
             digest.update(part.contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / INDEX
-    if index.is_file():
-        shards = read_json(index).get("weight_map")
-        if not isinstance(shards, dict) or not shards:
-            raise CorruptFile(
-                f"{index} has no 'weight_map' of tensor names to files; restore it from the model's source"
-            )
-        files = [folder / str(shard) for shard in sorted(set(shards.values()))]
-        if any(file.parent != folder for file in files):
-            raise CorruptFile(f"{index} names a file outside its folder; expected file names such as {WEIGHTS}")
-    elif (folder / WEIGHTS).is_file():
-        files = [folder / WEIGHTS]
-    else:
-        files = sorted(folder.glob("*.safetensors"))
-    absent = [file.name for file in files if not file.is_file()]
-    if absent:
-        raise CorruptFile(f"{folder} lacks {', '.join(absent)}, which its index names; complete the download")
-    if files:
-        return files
-    pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern))
-    if pickled:
-        raise UnsupportedModel(
-            f"{folder} holds {pickled[0]} but no *.safetensors. Such files are pickles, which can run any code when "
-            "loaded, so they are refused; convert them with transformers' save_pretrained"
-        )
-    raise CorruptFile(f"{folder} holds no *.safetensors; expected {WEIGHTS}, or shards with {INDEX}")
-
-
-def _read_tensors(files: list[Path]) -> dict[str, torch.Tensor]:
-    weights: dict[str, torch.Tensor] = {}
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as stored:
-                for name in stored.keys():  # noqa: SIM118  (a safe_open handle is no mapping)
-                    if name in weights:
-                        raise CorruptFile(f"{file} repeats tensor {name}, which another shard already has")
-                    weights[name] = stored.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise CorruptFile(f"{file} is truncated or damaged ({error}); fetch or make it again") from None
-    return weights
-
-
-def _drop_redundant(weights: dict[str, torch.Tensor], config: LlamaConfig, folder: Path) -> None:
-    for name in [name for name in weights if name.endswith("rotary_emb.inv_freq")]:
-        del weights[name]  # old checkpoints store the rotary frequencies, which follow from rope_theta
-    if config.tied_head and "lm_head.weight" in weights:
-        embedding = weights.get("model.embed_tokens.weight")
-        if embedding is None or not torch.equal(weights.pop("lm_head.weight"), embedding):
-            raise CorruptFile(
-                f"{folder}: config.json ties the head to the embedding, but lm_head.weight differs from "
-                "model.embed_tokens.weight; set tie_word_embeddings to false or remove the tensor"
-            )
-
-
-def _validate(weights: Mapping[str, torch.Tensor], config: LlamaConfig, folder: Path) -> None:
-    expected = expected_shapes(config)
-    for name, shape in expected.items():
-        if name not in weights:
-            raise CorruptFile(f"{folder}: tensor {name} is missing; config.json asks for it with shape {list(shape)}")
-        given = tuple(weights[name].shape)
-        if given != shape:
-            raise CorruptFile(f"{folder}: tensor {name} has shape {list(given)}; config.json asks for {list(shape)}")
-        if weights[name].dtype not in _DTYPES:
-            raise UnsupportedModel(
-                f"{folder}: tensor {name} is {weights[name].dtype}; expected one of {', '.join(map(str, _DTYPES))}"
-            )
-    for name in weights:
-        if name not in expected:
-            raise CorruptFile(f"{folder}: tensor {name} is not part of a Llama model with this config.json")
 
 
 def _random(seed: int, name: str, shape: tuple[int, ...]) -> torch.Tensor:

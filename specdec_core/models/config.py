@@ -10,6 +10,9 @@ from typing import Any
 
 from specdec_core.models.errors import CorruptFile, UnsupportedModel
 
+WEIGHTS = "model.safetensors"
+"""The file of a folder that holds its weights, unless they lie in shards."""
+
 
 @dataclass(frozen=True)
 class LlamaConfig:
@@ -82,7 +85,7 @@ def read_config(folder: Path) -> LlamaConfig:
     values = read_json(folder / "config.json")
     generation = folder / "generation_config.json"
     more = read_json(generation).get("eos_token_id") if generation.is_file() else None
-    ends = dict.fromkeys(_token_ids(values.get("eos_token_id")) + _token_ids(more))
+    ends = dict.fromkeys(token_ids(values.get("eos_token_id")) + token_ids(more))
     return config_from_values(values, folder / "config.json", tuple(ends))
 
 
@@ -189,7 +192,7 @@ def _rope_theta(values: Mapping[str, Any], source: Path) -> float:
     return float(_or_default(parameters.get("rope_theta"), _or_default(values.get("rope_theta"), 10000.0)))
 
 
-def _token_ids(entry: int | list[int] | None) -> list[int]:
+def token_ids(entry: int | list[int] | None) -> list[int]:
     if entry is None:
         return []
     return [entry] if isinstance(entry, int) else list(entry)

@@ -17,13 +17,13 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from specdec_core.cache import atomic_write
-from specdec_core.models.checkpoints import _DTYPES, WEIGHTS, _read_tensors, _weight_files, fingerprint
-from specdec_core.models.errors import CorruptFile, UnsupportedModel, safetensors_as_os_error
+from specdec_core.models.checkpoints import fingerprint
 from specdec_core.models.gdn_config import GdnConfig, expected_shapes, gdn_config_values, read_gdn_config
+from specdec_core.models.tensors import drop_tied_head, read_tensors, require_tensors, save_tensors, weight_files
 
+KIND = "a Gated DeltaNet"
 _UNUSED = re.compile(r"model\.layers\.\d+\.attn\.(D|rotary\.inv_freq)")
 
 
@@ -52,52 +52,24 @@ def load_gdn(folder: str | Path, name: str | None = None) -> GdnCheckpoint:
     """
     folder = Path(folder)
     config = read_gdn_config(folder)
-    weights = _read_tensors(_weight_files(folder))
-    _drop_redundant(weights, config, folder)
-    _validate(weights, config, folder)
+    weights = read_tensors(weight_files(folder))
+    for unused in [each for each in weights if _UNUSED.fullmatch(each)]:
+        del weights[unused]
+    if config.tied_head:
+        drop_tied_head(weights, "model.embeddings.weight", folder)
+    require_tensors(weights, expected_shapes(config), folder, KIND)
     return GdnCheckpoint(name or folder.resolve().name, config, MappingProxyType(weights), folder, fingerprint(weights))
 
 
 def save_gdn(checkpoint: GdnCheckpoint, folder: str | Path) -> Path:
     """Write config.json and model.safetensors in the same layout; each replaces its predecessor whole."""
     folder = Path(folder)
-    _validate(checkpoint.weights, checkpoint.config, folder)
-    with atomic_write(folder / WEIGHTS) as temporary, safetensors_as_os_error():
-        contiguous = {name: tensor.contiguous() for name, tensor in checkpoint.weights.items()}
-        save_file(contiguous, temporary, metadata={"format": "pt"})
+    require_tensors(checkpoint.weights, expected_shapes(checkpoint.config), folder, KIND)
+    save_tensors(checkpoint.weights, folder)
     values = gdn_config_values(checkpoint.config, str(checkpoint.dtype).removeprefix("torch."))
     with atomic_write(folder / "config.json") as temporary:
         temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     return folder
-
-
-def _drop_redundant(weights: dict[str, torch.Tensor], config: GdnConfig, folder: Path) -> None:
-    for name in [name for name in weights if _UNUSED.fullmatch(name)]:
-        del weights[name]
-    if config.tied_head and "lm_head.weight" in weights:
-        embedding = weights.get("model.embeddings.weight")
-        if embedding is None or not torch.equal(weights.pop("lm_head.weight"), embedding):
-            raise CorruptFile(
-                f"{folder}: config.json ties the head to the embedding, but lm_head.weight differs from "
-                "model.embeddings.weight; set tie_word_embeddings to false or remove the tensor"
-            )
-
-
-def _validate(weights: Mapping[str, torch.Tensor], config: GdnConfig, folder: Path) -> None:
-    expected = expected_shapes(config)
-    for name, shape in expected.items():
-        if name not in weights:
-            raise CorruptFile(f"{folder}: tensor {name} is missing; config.json asks for it with shape {list(shape)}")
-        given = tuple(weights[name].shape)
-        if given != shape:
-            raise CorruptFile(f"{folder}: tensor {name} has shape {list(given)}; config.json asks for {list(shape)}")
-        if weights[name].dtype not in _DTYPES:
-            raise UnsupportedModel(
-                f"{folder}: tensor {name} is {weights[name].dtype}; expected one of {', '.join(map(str, _DTYPES))}"
-            )
-    for name in weights:
-        if name not in expected:
-            raise CorruptFile(f"{folder}: tensor {name} is not part of a Gated DeltaNet with this config.json")
 
 
 TINY = GdnConfig(

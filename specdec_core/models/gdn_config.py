@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdec_core.models.config import _token_ids, read_json
+from specdec_core.models.config import read_json, token_ids
 from specdec_core.models.errors import CorruptFile, UnsupportedModel
 
 _SIZES = (
@@ -170,7 +170,7 @@ def read_gdn_config(folder: Path) -> GdnConfig:
     values = read_json(folder / "config.json")
     generation = folder / "generation_config.json"
     more = read_json(generation).get("eos_token_id") if generation.is_file() else None
-    ends = dict.fromkeys(_token_ids(values.get("eos_token_id", 2)) + _token_ids(more))
+    ends = dict.fromkeys(token_ids(values.get("eos_token_id", 2)) + token_ids(more))
     return gdn_config_from_values(values, folder / "config.json", tuple(ends))
 
 
@@ -253,9 +253,15 @@ def gdn_config_values(config: GdnConfig, dtype: str) -> dict[str, Any]:
     }
 
 
+def is_gated_deltanet(values: Mapping[str, Any]) -> bool:
+    """Whether the entries of a config.json are those of such a model."""
+    architectures = values.get("architectures") or []
+    return values.get("model_type") == "gated_deltanet" or "GatedDeltaNetForCausalLM" in architectures
+
+
 def _refuse_other_models(values: Mapping[str, Any], source: Path) -> None:
     kind, architectures = values.get("model_type"), values.get("architectures") or []
-    if kind != "gated_deltanet" and "GatedDeltaNetForCausalLM" not in architectures:
+    if not is_gated_deltanet(values):
         raise UnsupportedModel(
             f"{source}: model_type is {kind!r} and architectures {architectures}; expected 'gated_deltanet' "
             "(GatedDeltaNetForCausalLM)"

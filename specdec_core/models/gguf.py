@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specdec_core.cache import atomic_folder
-from specdec_core.models.config import LlamaConfig, config_values, expected_shapes, read_json
+from specdec_core.models.config import WEIGHTS, LlamaConfig, config_values, expected_shapes, read_json
 from specdec_core.models.errors import CorruptFile, MissingPackage, UnsupportedModel, safetensors_as_os_error
 from specdec_core.models.gguf_tokenizer import end_tokens, write_tokenizer
 
 if TYPE_CHECKING:
     from gguf import GGUFReader, ReaderTensor
 
-WEIGHTS = "model.safetensors"
 MANIFEST = "manifest.json"
 FORMAT = 1
 """Of the converted folder; raise it when the conversion changes, so that older folders are made again."""

@@ -11,7 +11,10 @@ from types import MappingProxyType
 from specdec_core.cache import exclusive
 from specdec_core.models import gguf, hub
 from specdec_core.models.checkpoints import Checkpoint, load_checkpoint
-from specdec_core.models.errors import MissingPackage, ModelError, UnknownModel
+from specdec_core.models.config import read_json
+from specdec_core.models.errors import MissingPackage, ModelError, UnknownModel, UnsupportedModel
+from specdec_core.models.gdn_checkpoint import GdnCheckpoint, load_gdn
+from specdec_core.models.gdn_config import is_gated_deltanet
 
 _logger = logging.getLogger(__name__)
 
@@ -59,23 +62,39 @@ def names() -> tuple[str, ...]:
 
 
 def load(name_or_folder: str | Path) -> Checkpoint:
-    """Load a registered model, a folder (config.json and *.safetensors), or `hub:org/name`.
+    """Load a model of the Llama family: a registered one, a folder (config.json and *.safetensors), or `hub:org/name`.
 
     A registered model is converted once into the cache, and again if its files there are damaged. A hub model is the
     only one for which the network is used. Raises a ModelError that says what to do.
     """
+    checkpoint = load_any(name_or_folder)
+    if isinstance(checkpoint, GdnCheckpoint):
+        raise UnsupportedModel(
+            f"{checkpoint.name} is a Gated DeltaNet, and a model of the Llama family was asked for: load it with "
+            "models.registry.load_any and open it with targets.gated_delta_net.GatedDeltaNet"
+        )
+    return checkpoint
+
+
+def load_any(name_or_folder: str | Path) -> Checkpoint | GdnCheckpoint:
+    """As `load`, for a model of either kind: the config of a folder or hub model says which it is."""
     name = str(name_or_folder)
     if name in MODELS:
         return _load_registered(MODELS[name])
     if name.startswith(hub.PREFIX):
-        return load_checkpoint(hub.download(name), name)
+        return _load_folder(hub.download(name), name)
     folder = Path(name_or_folder).expanduser()
     if folder.is_dir():
-        return load_checkpoint(folder)
+        return _load_folder(folder)
     raise UnknownModel(
         f"no model {name!r}: it is neither registered ({', '.join(names())}) nor a folder. Name a folder that holds "
         f"config.json and *.safetensors, or a hub model as {hub.PREFIX}ORGANISATION/NAME"
     )
+
+
+def _load_folder(folder: Path, name: str | None = None) -> Checkpoint | GdnCheckpoint:
+    recurrent = is_gated_deltanet(read_json(folder / "config.json"))
+    return load_gdn(folder, name) if recurrent else load_checkpoint(folder, name)
 
 
 def source_file(spec: ModelSpec) -> Path:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from specdec_core.arrays import Array
-from specdec_core.decode import RequestError, _capacity, decode
+from specdec_core.decode import RequestError, decode, needed_capacity
 from specdec_core.protocol import Draft, Drafter, Round, RowView, State, Target, Verification
 from specdec_core.randomness import Decisions, streams
 from specdec_core.rows import Request
@@ -53,7 +53,7 @@ def grouped(
 def _rounds(
     target: Target, requests: Sequence[Request], drafter: Drafter | None, batch: int, pool: int
 ) -> Iterator[Round]:
-    capacity = _capacity(target, requests, drafter)
+    capacity = needed_capacity(target, requests, drafter)
     state = target.new_state(pool, capacity)
     pooled = None if drafter is None else _PooledDrafter(drafter, pool, capacity)
     waiting, free, rows = list(range(len(requests))), list(range(pool)), list[_Waiting]()

@@ -84,7 +84,7 @@ class RealigningTarget(HuggingFaceTarget):
     def commit(self, state: HoledCache, verification: Verification, paths: Sequence[np.ndarray]) -> None:
         """Keep the paths behind what each row has, count them, and realign."""
         rectangle = _rectangle(state)
-        rectangle.require_paths(verification, paths)
+        rectangle.require_paths(verification.epoch, verification.forest, paths)
         for slot, path in zip(verification.slots, paths, strict=True):
             base = rectangle.starts[slot] + rectangle.lengths[slot]
             for place in np.flatnonzero(path != np.arange(len(path))):

@@ -1,23 +1,22 @@
 """A key/value cache with a length a row: masked scatter in, rollback by moving a number.
 
 Row b writes its nodes at its own entries length_b … length_b + n − 1; the pass hides every entry that a node may not
-see; committing a chain only adds to length_b. A tree's accepted path is gathered to the front. Nothing is realigned,
-no row knows of another: this is where the ragged tensor problem is solved.
+see; committing a chain only adds to length_b. A tree's accepted path is moved to the front, run by run. Nothing is
+realigned, no row knows of another: this is where the ragged tensor problem is solved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
 
-
-class CacheError(RuntimeError):
-    """The cache cannot do what was asked; nothing was changed."""
+from specdec_core.state.slots import CacheError, Slots
 
 
-class RaggedKV:
+class RaggedKV(Slots):
     """Keys and values `[layers, slots, kv_heads, capacity, head_dim]` and one length a slot."""
 
     def __init__(
@@ -30,22 +29,15 @@ class RaggedKV:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ):
-        if slots < 1 or capacity < 1:
-            raise CacheError(f"a cache of {slots} slots and {capacity} entries: expected at least one of each")
+        super().__init__(slots, capacity)
         shape = (layers, slots, kv_heads, capacity, head_dim)
         # Zeros, not garbage: a masked entry is multiplied by zero in some forms of attention, and 0 · NaN is NaN.
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
-        self.lengths = np.zeros(slots, np.int64)
-        self.epoch = 0
 
     @property
     def slots(self) -> int:
         return len(self.lengths)
-
-    @property
-    def capacity(self) -> int:
-        return self.keys.shape[3]
 
     def scratch_view(self) -> RaggedKV:
         """The same storage under lengths of its own, for a drafter that borrows this cache.
@@ -53,53 +45,41 @@ class RaggedKV:
         What it writes lies past the committed entries and is overwritten by the next verification.
         """
         view = object.__new__(RaggedKV)
-        view.keys, view.values = self.keys, self.values
+        view.keys, view.values, view.capacity = self.keys, self.values, self.capacity
         view.lengths, view.epoch = self.lengths.copy(), 0
         return view
 
-    def require_room(self, slots: np.ndarray, counts: np.ndarray) -> None:
-        """Raise unless each slot has room for so many more entries."""
-        short = self.lengths[slots] + counts > self.capacity
-        if short.any():
-            row = int(np.flatnonzero(short)[0])
-            raise CacheError(
-                f"slot {slots[row]} holds {self.lengths[slots[row]]} entries and is asked to take {counts[row]} more, "
-                f"over its capacity of {self.capacity}: make the state with room for prompt, new tokens and draft"
-            )
-
-    def begin(self) -> int:
-        """A new pass writes past the committed entries: earlier verifications can no longer be committed."""
-        self.epoch += 1
-        return self.epoch
-
     def commit(self, slots: np.ndarray, paths: Sequence[np.ndarray], epoch: int) -> None:
-        """Keep the nodes on each row's path (node indices, ascending from the root; empty: none)."""
-        if epoch != self.epoch:
-            raise CacheError(
-                f"verification {epoch} is stale: its state has been verified, committed, rewound or released since, so "
-                "its entries may be gone: commit before anything else, or verify again"
-            )
-        for slot, path in zip(slots, paths, strict=True):
-            base, kept = self.lengths[slot], len(path)
-            moved = np.flatnonzero(path != np.arange(kept))
-            if len(moved):
-                # Paths ascend, so an entry is never moved behind one that is still to be read.
-                source, goal = torch.as_tensor(base + path[moved]), torch.as_tensor(base + moved)
+        """Keep the nodes on each row's path (node indices, ascending from the root; empty: none).
+
+        Raises CacheError, and moves nothing, if the verification is stale or a path leads out of its slot.
+        """
+        self.require_current(epoch)
+        moves = [(slot, self._moved(slot, path.tolist())) for slot, path in zip(slots, paths, strict=True)]
+        for slot, runs in moves:
+            for source, goal, count in runs:
                 for store in (self.keys, self.values):
-                    row = store[:, slot]
-                    row[:, :, goal.to(row.device)] = row[:, :, source.to(row.device)]
-        for slot, path in zip(slots, paths, strict=True):
-            self.lengths[slot] += len(path)
-        self.epoch += 1
+                    _move(store[:, slot], source, goal, count)
+        self.advance(slots, [len(path) for path in paths])
 
-    def rewind(self, slots: np.ndarray, lengths: np.ndarray) -> None:
-        """Shorten slots to earlier lengths."""
-        if (lengths > self.lengths[slots]).any() or (np.asarray(lengths) < 0).any():
-            raise CacheError(f"rewind slots {slots} of lengths {self.lengths[slots]} to {lengths}: expected 0…current")
-        self.lengths[slots] = lengths
-        self.epoch += 1
+    def _moved(self, slot: int, path: list[int]) -> list[tuple[int, int, int]]:
+        """Runs of a slot's entries that do not lie in front yet, ascending: (from, to, how many)."""
+        base, places = int(self.lengths[slot]), range(len(path))
+        in_front = path == list(places)
+        ascending = in_front or all(node > before for before, node in pairwise([-1, *path]))
+        if path and not (ascending and base + path[-1] < self.capacity):
+            raise CacheError(
+                f"commit of nodes {path} behind the {base} entries of slot {slot}: expected ascending nodes of the "
+                f"last pass, counted from 0, within its capacity of {self.capacity}"
+            )
+        if in_front:
+            return []
+        starts = [at for at in places if path[at] - at != (path[at - 1] - at + 1 if at else 0)]
+        return [(base + path[first], base + first, last - first) for first, last in pairwise([*starts, len(path)])]
 
-    def release(self, slots: np.ndarray) -> None:
-        """Empty slots for other rows."""
-        self.lengths[slots] = 0
-        self.epoch += 1
+
+def _move(row: torch.Tensor, source: int, goal: int, count: int) -> None:
+    """Entries source … source + count − 1 of a slot, `[layers, kv_heads, capacity, head_dim]`, to `goal` < source."""
+    moved = row[:, :, source : source + count]
+    # What a copy between places that overlap does is not defined.
+    row[:, :, goal : goal + count] = moved.clone() if goal + count > source else moved

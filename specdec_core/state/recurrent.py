@@ -19,7 +19,8 @@ from specdec_core.kernels.gated_delta import DeltaInputs, GatedDelta, short_conv
 from specdec_core.kernels.gated_delta.ancestry import index
 from specdec_core.kernels.gated_delta.checks import check_paths
 from specdec_core.kernels.gdn_step import GdnShape
-from specdec_core.state.ragged_kv import CacheError, RaggedKV
+from specdec_core.state.ragged_kv import RaggedKV
+from specdec_core.state.slots import CacheError
 from specdec_core.topology import Forest
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -64,12 +65,6 @@ class RecurrentState(RaggedKV):
         self.convolution = [torch.zeros(taps, dtype=dtype, device=device) for _ in layers]
         self._window: Window | None = None
         self._waiting: _Waiting | None = None
-
-    def require_room(self, slots: np.ndarray, counts: np.ndarray) -> None:
-        """Raise CacheError unless each slot has room for so many more tokens, and is named once."""
-        if len(set(slots.tolist())) != len(slots):
-            raise CacheError(f"slots {slots.tolist()} name one twice: a pass scores one draft a slot")
-        super().require_room(slots, counts)
 
     def open(self, slots: np.ndarray, forest: Forest) -> Window:
         """A new pass over these slots, one tree each. Earlier verifications can no longer be committed."""

@@ -97,12 +97,6 @@ def counts(sequences: ArrayLike, bins: Bins) -> np.ndarray:
     return np.bincount(cells, minlength=len(table) * bins.count).reshape(len(table), bins.count)
 
 
-def expected_counts(a: ArrayLike, b: ArrayLike) -> np.ndarray:
-    """Counts `[2, B]` that two samples of counts `[B]` would have if both followed their common law."""
-    table = _pair(a, b)
-    return table.sum(axis=1, keepdims=True) * table.sum(axis=0) / table.sum()
-
-
 def chi_square(a: ArrayLike, b: ArrayLike) -> ChiSquare:
     """Nominal χ² of homogeneity of two vectors of counts `[B]`, empty bins dropped, not corrected for continuity.
 

@@ -17,7 +17,7 @@ from specdec_core.models.gdn_checkpoint import GdnCheckpoint
 from specdec_core.placement import Placement, PlacementError, synchronise
 from specdec_core.protocol import Verification
 from specdec_core.state.recurrent import RecurrentState
-from specdec_core.targets.slots import require_context, require_tokens
+from specdec_core.state.slots import require_context, require_tokens
 from specdec_core.topology import Forest, chain, forest
 
 

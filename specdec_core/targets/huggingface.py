@@ -27,9 +27,9 @@ from specdec_core.models.errors import CorruptFile, UnknownModel, UnsupportedMod
 from specdec_core.models.registry import MODELS, load
 from specdec_core.placement import Placement, synchronise
 from specdec_core.protocol import Verification
+from specdec_core.state.slots import require_context, require_tokens
 from specdec_core.targets.huggingface_cache import HoledCache, HoledPass
 from specdec_core.targets.padded import PaddedBatch, pad
-from specdec_core.targets.slots import require_context, require_tokens
 from specdec_core.topology import Forest, chain, forest, tree
 
 ATTENTION = ("sdpa", "eager")
@@ -113,7 +113,7 @@ class HuggingFaceTarget:
         return Verification(logits[rows, columns], None, slots, forest, epoch)
 
     def commit(self, state: HoledCache, verification: Verification, paths: Sequence[np.ndarray]) -> None:
-        state.require_paths(verification, paths)
+        state.require_paths(verification.epoch, verification.forest, paths)
         for slot, path in zip(verification.slots, paths, strict=True):
             state.keep(slot, path)
         state.advance(verification.slots, [len(path) for path in paths])

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from transformers import Cache
 
+from specdec_core.state.slots import Slots
 from specdec_core.targets.padded import PaddedBatch
-from specdec_core.targets.slots import Slots
 
 
 class HoledCache(Slots):

@@ -19,8 +19,8 @@ from specdec_core.models.errors import CorruptFile, UnknownModel, UnsupportedMod
 from specdec_core.models.llama_library import complaint, forget_complaints, library
 from specdec_core.placement import PlacementError, physical_threads
 from specdec_core.protocol import Verification
+from specdec_core.state.slots import require_context, require_tokens
 from specdec_core.targets.llamacpp_context import LlamaContext
-from specdec_core.targets.slots import require_context, require_tokens
 from specdec_core.topology import Forest
 
 CACHE_TYPES = {"float32": 0, "float16": 1}

@@ -19,8 +19,7 @@ import numpy as np
 
 from specdec_core.models.llama_library import complaint, forget_complaints, library
 from specdec_core.protocol import Verification
-from specdec_core.state.ragged_kv import CacheError
-from specdec_core.targets.slots import Slots
+from specdec_core.state.slots import CacheError, Slots
 from specdec_core.topology import Forest, Topology
 
 MOST_SEQUENCES = 256
@@ -148,7 +147,7 @@ class LlamaContext(Slots):
 
     def keep(self, verification: Verification, paths: Sequence[np.ndarray]) -> None:
         """Keep the paths and drop the rest of the drafts."""
-        self.require_paths(verification, paths)
+        self.require_paths(verification.epoch, verification.forest, paths)
         self.begin()  # even if it is refused half-way: what is gone by then cannot be committed by trying again
         for scratch, shape, path in zip(self._scratch, verification.forest.trees, paths, strict=True):
             start, end = int(self.lengths[scratch.slot]), int(self.lengths[scratch.slot]) + len(path)

@@ -21,8 +21,8 @@ from specdec_core.models.config import LlamaConfig
 from specdec_core.models.errors import MissingPackage, UnsupportedModel
 from specdec_core.placement import PlacementError
 from specdec_core.protocol import Verification
+from specdec_core.state.slots import Slots, require_context, require_tokens
 from specdec_core.targets.padded import PaddedBatch, pad
-from specdec_core.targets.slots import Slots, require_context, require_tokens
 from specdec_core.topology import Forest, chain, forest
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -147,7 +147,7 @@ class MlxTarget:
         return Verification(np.array(logits), None, slots, forest, epoch)
 
     def commit(self, state: MlxCache, verification: Verification, paths: Sequence[np.ndarray]) -> None:
-        state.require_paths(verification, paths)
+        state.require_paths(verification.epoch, verification.forest, paths)
         with library().stream(self._device):
             for slot, path in zip(verification.slots.tolist(), paths, strict=True):
                 state.keep(slot, path)

@@ -13,7 +13,7 @@ import numpy as np
 
 from specdec_core.arrays import Array
 from specdec_core.protocol import Verification
-from specdec_core.state.ragged_kv import CacheError
+from specdec_core.state.slots import CacheError
 from specdec_core.topology import Forest
 
 Logits = Callable[[tuple[int, ...]], np.ndarray]

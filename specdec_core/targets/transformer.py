@@ -10,7 +10,7 @@ from specdec_core.arrays import Array
 from specdec_core.kernels.llama_step import LlamaStep
 from specdec_core.kernels.plan import plan_step
 from specdec_core.models.checkpoints import Checkpoint
-from specdec_core.placement import Placement, synchronise
+from specdec_core.placement import INT8, Placement, synchronise
 from specdec_core.protocol import Verification
 from specdec_core.state.ragged_kv import RaggedKV
 from specdec_core.topology import Forest, chain, forest
@@ -18,6 +18,10 @@ from specdec_core.topology import Forest, chain, forest
 
 def build_engine(checkpoint: Checkpoint, placement: Placement) -> LlamaStep:
     """The decoder step of the placement's engine with these weights."""
+    if placement.dtype == INT8:
+        from specdec_core.kernels.llama_step.int8 import Int8Llama
+
+        return Int8Llama(checkpoint.config, checkpoint.weights, placement)
     if placement.engine == "numba":
         from specdec_core.kernels.llama_step.numba import NumbaLlama
 

@@ -26,9 +26,9 @@ CASES = [
 
 
 @contextmanager
-def tiny_factory(folder: Path, engine: str = "numba") -> Iterator[BackendFactory]:
+def tiny_factory(folder: Path, engine: str = "numba", features: tuple[int, ...] = ()) -> Iterator[BackendFactory]:
     """Within: files that llama.cpp's quantizer makes go into the folder. As for a registered model, the checkpoint
-    holds the values of the file, which is in the shipped format. One thread."""
+    holds the values of the file, which is in the shipped format. One thread; `features` are layers for a drafter."""
     sizes = {"context": 256, "layers": 3, **SIZES}
     file = write_gguf(gguf_model(**sizes), folder / "tiny.gguf", kind=GGMLQuantizationType.Q4_1)
     checkpoint = dequantised_checkpoint(file)
@@ -36,7 +36,7 @@ def tiny_factory(folder: Path, engine: str = "numba") -> Iterator[BackendFactory
     save_checkpoint(checkpoint, model)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECDEC_CACHE", str(folder / "cache"))
-        yield BackendFactory(open_target(str(model), Placement(engine, threads=1)), file)
+        yield BackendFactory(open_target(str(model), Placement(engine, threads=1), features), file)
 
 
 def up_to(text: Sequence[int], end: Sequence[int]) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from specdec_core.evidence.layout import Layout
 from specdec_core.evidence.records import read_records
 from specdec_core.evidence.schemas import RecordError
 from specdec_core.forensics.audit_report import Finding, Report
-from specdec_core.placement import Placement
+from specdec_core.placement import Placement, PlacementError
 from specdec_core.sampling import Options
 from specdec_core.statistics.battery import EQUIVALENCE, NOMINAL, ONE_SAMPLE, PERMUTED
 
@@ -100,6 +100,12 @@ def test_the_bench_audits_the_tiny_pair_and_then_the_model(tiny_folder, tmp_path
     assert json.loads(header)["code"]["paths"] == sorted(CODE)
     assert {json.loads(line)["pair"] for line in lines} == {"tiny, 4 bits", str(tiny_folder)}
     assert capsys.readouterr().out.count("tokens") == 7
+
+
+def test_int8_weights_are_no_dtype_of_the_decoders_beside_ours(tmp_path):
+    with pytest.raises(PlacementError, match="would take int8 for something else: expected one of float64, float32, b"):
+        bench.bench_audit("any", Placement("numba", dtype="int8"), tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_the_records_depend_on_is_there():

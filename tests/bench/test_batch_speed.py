@@ -170,6 +170,16 @@ class TestPromptCache:
             assert (copied.keys[:, slot, :, :length] == own.keys[:, slot, :, :length]).all()
             assert (copied.values[:, slot, :, :length] == own.values[:, slot, :, :length]).all()
 
+    def test_features_are_kept_too(self, tiny_opened):
+        target = Transformer(tiny_opened.checkpoint, tiny_opened.target.placement, (0, 1))
+        cache, slots, prompts = PromptCache(target), np.array([1, 0]), [np.arange(3, 12), np.arange(20, 25)]
+        own = target.prefill(target.new_state(2, 20), slots, prompts)
+        for _ in range(2):
+            copied = cache.prefill(cache.new_state(2, 20), slots, prompts)
+            assert all((one == other).all() for one, other in zip(copied, own, strict=True))
+        plain = PromptCache(tiny_opened.target)
+        assert plain.prefill(plain.new_state(2, 20), slots, prompts) == [None, None]
+
     def test_a_prompt_is_prefilled_once(self, tiny_opened, monkeypatch):
         calls, real = [], tiny_opened.target.prefill
         monkeypatch.setattr(tiny_opened.target, "prefill", lambda *given: calls.append(given) or real(*given))

@@ -82,10 +82,10 @@ def test_both_engines_pass_in_every_shape(engine):
     assert all(0 < error < 2e-5 for error in found.errors.values())
 
 
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16", "int8"])
 def test_every_dtype_has_a_tolerance_that_its_engine_meets(dtype):
     # One layer: rounding grows with depth, and a random model amplifies it more than a trained one.
-    shallow = Transformer(tiny_llama(1, layers=1), Placement(dtype=dtype))
+    shallow = Transformer(tiny_llama(1, layers=1), Placement("numba" if dtype == "int8" else "torch", dtype=dtype))
     found = check_conformance(shallow, shallow.float64_reference())
     assert found.passed and found.tolerance == TOLERANCE[dtype]
 
@@ -95,6 +95,13 @@ def test_a_tolerance_of_half_precision_is_no_blank_cheque(dtype):
     shallow = broken(as_chain, checkpoint=tiny_llama(1, layers=1), placement=Placement(dtype=dtype))
     with pytest.raises(ConformanceError):
         check_conformance(shallow, shallow.float64_reference())
+
+
+def test_int8_weights_are_told_from_wrong_ones():
+    checkpoint, other = (tiny_llama(seed, layers=1) for seed in (1, 2))
+    reference = Transformer(other, Placement()).float64_reference()
+    with pytest.raises(ConformanceError, match=r"expected at most 0\.15"):
+        check_conformance(Transformer(checkpoint, Placement("numba", dtype="int8", threads=1)), reference)
 
 
 def test_a_fault_of_trees_shows_in_trees_only():

@@ -5,6 +5,7 @@ import pytest
 
 from specdec_core.bench import BENCHES, greedy
 from specdec_core.bench.greedy import greedy_agreement
+from specdec_core.bench.sources import INT8_PASS
 from specdec_core.decode import decode
 from specdec_core.drafters.layer_skip import LayerSkipDrafter
 from specdec_core.drafters.ngram import NGramDrafter
@@ -104,10 +105,14 @@ def test_rows_are_records_that_can_be_read_again(tmp_path):
     assert read_records(file.path, GREEDY)[1] == rows
 
 
-def test_the_bench_asks_every_prompt_and_says_what_differs(tiny_folder, short_prompts, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("engine", "dtype"), [("torch", "float64"), ("numba", "int8")])
+def test_the_bench_asks_every_prompt_and_says_what_differs(
+    tiny_folder, short_prompts, tmp_path, monkeypatch, capsys, engine, dtype
+):
     monkeypatch.setattr(greedy, "load_prompts", lambda: short_prompts)
-    BENCHES["greedy"](str(tiny_folder), Placement("torch", dtype="float64", threads=1), tmp_path)
-    rows = read_records(tmp_path / "bench_greedy_torch_float64.jsonl", GREEDY)[1]
+    BENCHES["greedy"](str(tiny_folder), Placement(engine, dtype=dtype, threads=1), tmp_path)
+    header, rows = read_records(tmp_path / f"bench_greedy_{engine}_{dtype}.jsonl", GREEDY)
+    assert set(INT8_PASS).isdisjoint(header["code"]["paths"]) == (dtype != "int8")
     assert [row["prompt_id"] for row in rows] == [prompt.id for prompt in short_prompts]
     assert all(row["identical"] and row["certified"] for row in rows)
     assert "12 outputs, 0 differ from AR, uncertified: none" in capsys.readouterr().out

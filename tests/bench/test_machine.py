@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from specdec_core.bench.machine import ceiling_row, curve_rows, matrix_parameters, measure_targets
+from specdec_core.bench.machine import bytes_a_weight, ceiling_row, curve_rows, matrix_parameters, measure_targets
 from specdec_core.evidence.sweep_records import CEILING, COST_CURVE
 from specdec_core.measure.ceilings import GEMM_SIZE, READ_BYTES
 from specdec_core.measure.curves import CurveSamples
@@ -34,6 +34,10 @@ def test_bytes_follow_the_dtype_and_operations_do_not():
     full, half = (ceiling_row("tiny", target, BEST) for target in (FLOAT, HALF))
     assert full["weight_bytes"] == 2 * half["weight_bytes"] == 4 * matrix_parameters(FLOAT)
     assert full["flops_per_token"] == half["flops_per_token"] == 2 * matrix_parameters(FLOAT)
+
+
+def test_an_int8_weight_is_a_byte_and_its_share_of_a_scale():
+    assert bytes_a_weight(Placement("numba", dtype="int8", threads=1)) == 68 / 64
 
 
 def test_curve_rows_are_medians_with_their_interval():

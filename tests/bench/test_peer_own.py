@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specdec_core.bench.peer_decoders import PLAIN, Setting
-from specdec_core.bench.peer_own import FLOAT32, INT8, int8_target, own_decoder, own_peers
+from specdec_core.bench.peer_own import FLOAT32, INT8, own_decoder, own_peers
 from specdec_core.decode import decode, generate, outputs
 from specdec_core.drafters.ngram import NGramDrafter
 from specdec_core.kernels.llama_step.int8 import Int8Llama
@@ -27,11 +27,12 @@ def factory(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def int8(factory):
-    return int8_target(factory.opened.checkpoint, 1)
+    return factory.open(INT8)
 
 
 def test_the_int8_target_has_int8_weights_and_the_threads_it_is_given(int8, factory):
     assert isinstance(int8._step, Int8Llama) and int8._step.workers == 1 and int8.placement.workers == 1
+    assert int8.placement.dtype == "int8" and factory.open(FLOAT32) is factory.opened.target
     assert int8.vocabulary == factory.opened.target.vocabulary
 
 

@@ -17,6 +17,7 @@ from specdec_core.evidence.records import find_records, read_records
 from specdec_core.evidence.serial_records import ABSENT
 from specdec_core.measure import clock
 from specdec_core.measure.sweep import Case
+from specdec_core.models.eagle_checkpoint import tiny_eagle
 from specdec_core.models.errors import MissingPackage
 from specdec_core.sampling import Options
 from tests.bench.conftest import copy_checkout
@@ -218,12 +219,15 @@ def run(tmp_path_factory, short_prompts):
     """All peers on a tiny model, and the layout that its records lie in."""
     pytest.importorskip("llama_cpp", reason="llama.cpp is not installed")
     layout = copy_checkout(tmp_path_factory.mktemp("checkout"))
-    with tiny_factory(tmp_path_factory.mktemp("peers")) as factory, pytest.MonkeyPatch.context() as patch:
+    folder = tmp_path_factory.mktemp("peers")
+    with tiny_factory(folder, features=(0, 2)) as factory, pytest.MonkeyPatch.context() as patch:
         patch.setattr(bench, "load_prompts", lambda: short_prompts)
         patch.setattr(clock, "SETTLE", 0.0)
-        yield run_peers(PLAN, factory, "quick", layout=layout), layout, factory
+        drafter = tiny_eagle(1, factory.opened.checkpoint, (0, 2), vocabulary=100)
+        yield run_peers(PLAN, factory, "quick", drafter=drafter, layout=layout), layout, factory
 
 
+OURS = ("n-gram", "its first layers", "EAGLE chain", "EAGLE tree 7", "EAGLE tree 15")
 BACKENDS = {"numba float32", "numba int8", "transformers float32", "llama.cpp Q8_0"}
 
 
@@ -231,9 +235,9 @@ class TestRun:
     def test_all_of_it_is_recorded_and_knows_its_code(self, run):
         rows, layout, _ = run
         for name, schema, kept in (
-            ("03_peer_tuning", PEER_TUNING, rows.tuning),
-            ("03_peers", PEER, rows.runs),
-            ("03_peer_absent", ABSENT, rows.absent),
+            ("02_peer_tuning", PEER_TUNING, rows.tuning),
+            ("02_peers", PEER, rows.runs),
+            ("02_peer_absent", ABSENT, rows.absent),
         ):
             assert read_records(layout.records("quick") / f"{name}.jsonl", schema)[1] == kept
             (file,) = find_records(schema, folder=layout.build)
@@ -244,7 +248,8 @@ class TestRun:
         rows = run[0].runs
         assert {row["backend"] for row in rows} == BACKENDS and not run[0].absent
         sd = {row["peer"] for row in rows if row["arm"] == "sd"}
-        assert len(sd) == 2 + 2 + 2 + 1 and len(rows) == 2 * 3 * (2 * len(BACKENDS) + len(sd))
+        ours = [f"{backend} · {method}" for backend in ("numba float32", "numba int8") for method in OURS]
+        assert sd > set(ours) and len(sd) == len(ours) + 2 + 1 and len(rows) == 2 * 3 * (2 * len(BACKENDS) + len(sd))
         assert {row["split"] for row in rows} == {"report"} and len({row["prompt_id"] for row in rows}) == 3
 
     def test_every_peer_runs_once_before_any_is_timed(self, run, monkeypatch, tmp_path):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec_core.bench import quality as bench
-from specdec_core.bench.peer_own import FLOAT32, INT8, int8_target
+from specdec_core.bench.peer_own import FLOAT32, INT8
 from specdec_core.bench.quality import (
     CODE,
     PLANS,
@@ -143,7 +143,7 @@ def test_answers_are_the_targets_greedy_ones(factory, answers):
 
 def test_our_int8_engine_is_near_to_its_float32_and_the_floor_is_far_below(factory, answers):
     target = factory.opened.target
-    int8 = list(compare(int8_target(factory.opened.checkpoint, 1), target, answers))
+    int8 = list(compare(factory.open(INT8), target, answers))
     floor = list(compare(target, target.float64_reference(), answers))
     assert all(1e-6 < row["kl"] / row["positions"] < 0.1 for row in int8)
     assert all(row["kl"] / row["positions"] < 1e-9 and row["agreed"] == row["positions"] for row in floor)

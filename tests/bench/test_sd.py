@@ -3,6 +3,7 @@ import pytest
 from specdec_core.bench import BENCHES, sd
 from specdec_core.bench.conformance import TOLERANCE, ConformanceError
 from specdec_core.bench.engine import ENGINE
+from specdec_core.bench.sources import INT8_PASS
 from specdec_core.evidence.evaluate import judge
 from specdec_core.evidence.lossless_records import GREEDY
 from specdec_core.evidence.records import find_records, read_records
@@ -56,13 +57,19 @@ def test_the_sweep_pairs_up_and_can_be_judged(out):
     assert all(judge(id, rows).verdict in MEASURED for id in ("B1", "B2", "B3", "B4"))
 
 
-def test_provenance_is_what_was_asked_for(tiny_folder, short_prompts, small_ceilings, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("engine", "dtype"), [("torch", "float64"), ("numba", "int8")])
+def test_provenance_is_what_was_asked_for(
+    tiny_folder, short_prompts, small_ceilings, tmp_path, monkeypatch, capsys, engine, dtype
+):
     shorten(monkeypatch, short_prompts[:2])
-    sd.bench_sd(str(tiny_folder), Placement("torch", dtype="float64", threads=1), tmp_path)
+    monkeypatch.setitem(TOLERANCE, "int8", 0.5)  # a random model of three layers amplifies rounding
+    sd.bench_sd(str(tiny_folder), Placement(engine, dtype=dtype, threads=1), tmp_path)
     header, _ = read_records(tmp_path / "bench_sd_sweep.jsonl")
     run = header["provenance"]["run"]
-    assert (run["threads"], run["dtype"]) == (1, "float64")
-    assert not (tmp_path / "bench_sd_engine.jsonl").exists()  # demands on the compiled engine are of it alone
+    assert (run["threads"], run["dtype"]) == (1, dtype)
+    assert set(INT8_PASS).isdisjoint(header["code"]["paths"]) == (dtype != "int8")
+    # Demands on the compiled engine are of it alone.
+    assert (tmp_path / "bench_sd_engine.jsonl").exists() == (engine == "numba")
     printed = capsys.readouterr().out
     assert "2 outputs, 0 differ, 0 of them uncertified" in printed and "peak memory" in printed
 

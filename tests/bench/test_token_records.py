@@ -12,7 +12,7 @@ from specdec_core.bench import token_records
 from specdec_core.bench.token_records import AR, AR_AGAIN, LOOKUP, MAIN, METHODS, SD, SETTINGS, TokenSource
 from specdec_core.decode import generate
 from specdec_core.evidence.layout import Layout
-from specdec_core.evidence.records import read_records
+from specdec_core.evidence.records import is_current, read_records
 from specdec_core.evidence.token_records import TOKENS
 from specdec_core.forensics.scoring import Scorer
 from specdec_core.models.rounding import rounded
@@ -108,11 +108,11 @@ def test_files_that_are_there_are_left_and_the_rest_is_drawn(small, tiny_opened,
 def test_a_file_of_other_code_is_drawn_again(small, tiny_opened, layout):
     token_records.record_tokens(tiny_opened, "full", layout, progress=False)
     path = layout.records("full") / "01_tokens_t1.jsonl"
-    assert token_records.is_current(path, layout)
+    assert is_current(path, TOKENS, layout)
     source = layout.package / "forensics" / "scoring.py"
     source.write_text(source.read_text() + "\nX = 1\n")
-    assert not token_records.is_current(path, layout)
-    assert not token_records.is_current(path.with_name("absent.jsonl"), layout)
+    assert not is_current(path, TOKENS, layout)
+    assert not is_current(path.with_name("absent.jsonl"), TOKENS, layout)
 
 
 def test_committed_sequences_are_drawn_again_on_any_cpu():

@@ -24,6 +24,7 @@ from specdec_core.drafters.eagle_engine import build_steps
 from specdec_core.drafters.eagle_tree import EagleTreeDrafter
 from specdec_core.forensics import exact_grid, exact_models
 from specdec_core.forensics.enumeration import distance, output_law, product_law, sequence_law
+from specdec_core.kernels.eagle_step.int8 import Int8Eagle
 from specdec_core.kernels.plan import plan_step
 from specdec_core.lengths.fixed import FixedLength
 from specdec_core.models.checkpoints import tiny_llama
@@ -46,6 +47,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 LAYERS = (0, 1, 2)
 CHECKPOINT = tiny_llama(1, vocabulary=7, context=48)
 ENGINES = {"torch": Placement(dtype="float64"), "numba": Placement("numba", threads=1)}
+INT8 = Placement("numba", dtype="int8", threads=1)
 EXACT = {"torch": {"rtol": 0, "atol": 1e-12}, "numba": {"rtol": 0, "atol": 0}}
 """How near laws, keys and values are to those of `Naive`."""
 KINDS: dict[str, Callable[..., Drafter]] = {
@@ -242,6 +244,17 @@ def test_greedy_tokens_are_the_targets_with_a_drafter_that_knows_nothing(kind, k
     requests = [replace(each, policy=FixedLength(k)) for each in GREEDY]
     found = record(target("numba"), requests, drafter(kind, "numba", tiny_eagle(seed, CHECKPOINT, LAYERS, 5)), 3)
     assert outputs(found.rounds, 8) == undrafted("numba") and found.accepted > 5
+
+
+@every_kind
+@pytest.mark.parametrize("where", [ENGINES["numba"], INT8], ids=["float32", "int8"])
+def test_greedy_tokens_are_those_of_a_target_of_either_dtype_with_an_int8_drafter(kind, where):
+    steps = build_steps(trained(), CHECKPOINT, INT8)
+    assert type(steps.committed) is type(steps.drafted) is Int8Eagle
+    model = Transformer(CHECKPOINT, where, LAYERS)
+    found = record(model, GREEDY, KINDS[kind](trained(), CHECKPOINT, INT8), 3)
+    assert outputs(found.rounds, 8) == [generate(model, [plain(request)])[0] for request in GREEDY]
+    assert found.accepted > 30
 
 
 @every_kind

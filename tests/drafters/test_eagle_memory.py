@@ -19,7 +19,7 @@ from specdec_core.models.eagle_checkpoint import EagleCheckpoint, tiny_eagle
 from specdec_core.models.errors import ModelError
 from specdec_core.protocol import Drafter
 from specdec_core.rows import Request
-from specdec_core.state.ragged_kv import CacheError
+from specdec_core.state.slots import CacheError
 from tests.drafters.test_eagle import (
     CHECKPOINT,
     ENGINES,

@@ -26,6 +26,7 @@ class Pair:
     s: float = 0.03
     o: float = 0.02
     bias: float = 1.0  # measured over predicted time of the speculative arm
+    drafter: str = ""  # default: the pair's name
 
 
 STEP = 0.03  # seconds of one target pass
@@ -43,7 +44,7 @@ def sweep(
                 "configuration": pair.name,
                 "backend": pair.backend,
                 "target": "tiny",
-                "drafter": pair.name,
+                "drafter": pair.drafter or pair.name,
                 "temperature": 0.0,
                 "prompt_id": f"p{number:03d}",
                 "domain": ("math", "code", "chat")[number % 3],
@@ -155,3 +156,18 @@ def five_pairs() -> list[dict[str, Any]]:
         prompts=64,
         seed=3,
     )
+
+
+@pytest.fixture(scope="session")
+def many_pairs() -> list[dict[str, Any]]:
+    """As many configurations, backends and long names as a full sweep has, some at T = 1 too."""
+    drafters = ("n-gram", "EAGLE chain", "EAGLE tree 7", "EAGLE tree 15")
+    backends = ("numba float32", "numba int8", "torch float32", "llama.cpp Q4_1", "llama.cpp Q4_0", "MLX 4-bit")
+    own = {"numba float32": ("n-gram tree", *drafters, "first 10 layers", "itself", "itself in int8")}
+    pairs = [
+        Pair(f"{backend} · {drafter}", backend, (0.7 - 0.1 * number,) * 8, 0.05 * number, 0.1 * other, drafter=drafter)
+        for other, backend in enumerate(backends)
+        for number, drafter in enumerate(own.get(backend, drafters if other == 1 else drafters[:1]))
+    ]
+    cold, warm = (sweep(some, (1, 2, 4, 8), prompts=8, seed=len(some)) for some in (pairs, pairs[:4]))
+    return [*cold, *(row | {"temperature": 1.0} for row in warm)]

@@ -65,7 +65,7 @@ def kept(layout, make_pair, make_sweep):
 
 def test_a_replay_makes_figures_verdicts_and_a_self_contained_report(kept):
     made = replay(kept)
-    assert {path.stem for path in made.figures} == set(read_captions(kept)) and len(made.figures) == 3
+    assert {path.stem for path in made.figures} == set(read_captions(kept)) and len(made.figures) == 5
     b1 = next(verdict for verdict in made.verdicts if verdict.id == "B1")
     assert b1.verdict == "SUPPORTED" and b1.replayed and b1.device == "there-8c"
     assert [row["id"] for row in json.loads((kept.build / "claims.json").read_text())] == [one.id for one in CLAIMS]

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import re
+from itertools import permutations
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specdec_core.evidence.claims import claim
 from specdec_core.evidence.sweep_claims import (
@@ -12,12 +18,16 @@ from specdec_core.evidence.sweep_claims import (
     SERIAL,
     SLOW_DRAFT,
     acceptance_falls,
+    attribute,
     attribute_best,
+    best_acceptances,
     best_speedup,
     deceleration_explained,
     prediction_holds,
 )
+from specdec_core.evidence.sweep_records import Cell, pair_up
 from specdec_core.evidence.verdicts import Outcome
+from tests.evidence.conftest import Pair, sweep
 
 FAST = (0.85,) * 8
 
@@ -136,10 +146,82 @@ def test_shares_follow_the_cost(make_pair, make_sweep):
     assert serial.verification_share == pytest.approx(drafting.draft_share, abs=0.05)
 
 
+terms = st.fixed_dictionaries(
+    {name: st.floats(0, 0.9) for name in "cso"} | {"alpha": st.lists(st.floats(0, 1), min_size=3, max_size=3)}
+)
+
+
+@settings(max_examples=30)
+@given(terms, st.floats(0, 1), st.integers(1, 3))
+def test_shares_are_those_of_all_orders_of_three_changes(terms, best, K):
+    """Shapley's definition: the mean over all orders of what a change gains in log speedup where it is made."""
+    (pairs,) = pair_up(sweep([Pair("a", **terms)], lengths=(K,), prompts=6)).values()
+    sd, ar = ({name: each.sum() for name, each in arm.items()} for arm in (pairs.sd, pairs.ar))
+    step = ar["verify_seconds"] / ar["target_passes"]
+
+    def speedup(changes):
+        verify, draft, tokens = sd["verify_seconds"], sd["draft_seconds"], sd["tokens"]
+        rest = sd["seconds"] - verify - draft
+        if "v" in changes:
+            verify = min(verify, sd["target_passes"] * step)
+        if "c" in changes:
+            draft = 0.0
+        if "a" in changes:
+            tokens += max(0.0, best * sd["drafted"] - sd["accepted"])
+        return tokens / (verify + draft + rest) * ar["seconds"] / ar["tokens"]
+
+    gains = dict.fromkeys("vca", 0.0)
+    for order in permutations("vca"):
+        for place, change in enumerate(order):
+            gains[change] += math.log(speedup(order[: place + 1]) / speedup(order[:place])) / 6
+    found, whole = attribute(pairs, best_acceptance=best), math.log(speedup("vca") / speedup(""))
+    shares = (found.verification_share, found.draft_share, found.acceptance_share)
+    assert shares == pytest.approx([gain / whole for gain in gains.values()] if whole > 1e-9 else [0.0] * 3, abs=1e-6)
+    ways = (found.parallel, found.free, found.ideal, found.accepting)
+    assert ways == pytest.approx([speedup(changes) for changes in ("v", "c", "vc", "a")])
+
+
+@settings(max_examples=30)
+@given(terms, st.integers(1, 3))
+def test_it_pays_exactly_where_more_is_accepted_than_needed(terms, K):
+    rows = sweep([Pair("a", **terms)], lengths=(K,), prompts=6, noise=0.0)
+    (found,) = (attribute(each) for each in pair_up(rows).values())
+    assert found.needed == pytest.approx(terms["c"] + terms["s"] + terms["o"] / K)
+    assert found.acceptance - found.needed == pytest.approx((found.speedup.estimate - 1) * found.seconds / K)
+    assert (found.c, found.s, found.o, found.drafted) == pytest.approx((terms["c"], terms["s"], terms["o"], K))
+    assert found.tau == pytest.approx(found.seconds * found.speedup.estimate)
+
+
+def test_the_best_drafter_is_that_of_the_same_length_and_temperature_and_not_the_target(make_pair, make_sweep):
+    pairs = [make_pair("good", alpha=FAST), make_pair("poor", alpha=(0.2,) * 8), make_pair("itself", alpha=(1.0,) * 8)]
+    cold = make_sweep(pairs, lengths=(1, 4))
+    warm = [row | {"temperature": 1.0} for row in cold if row["configuration"] == "poor"]
+    cells = pair_up([*cold, *warm], split="report")
+    assert best_acceptances(cells.values()) == {
+        (temperature, K): cells[Cell(name, temperature, K)].acceptance()
+        for K in (1, 4)
+        for temperature, name in ((0.0, "good"), (1.0, "poor"))
+    }
+    found = {(one.cell.configuration, one.cell.temperature): one for one in attribute_best([*cold, *warm])}
+    poor, good = found["poor", 0.0], found["good", 0.0]
+    assert poor.accepting > 1.3 * poor.speedup.estimate and poor.acceptance_share > 0.5
+    assert (good.acceptance_share, found["poor", 1.0].acceptance_share) == (0.0, 0.0)
+    assert good.accepting == pytest.approx(good.speedup.estimate)
+
+
+@pytest.mark.parametrize(
+    ("terms", "right"),
+    [({}, True), ({"s": 0.9}, True), ({"bias": 3.0}, False), ({"s": 0.9, "bias": 0.3}, False), ({"bias": 2.15}, None)],
+)
+def test_a_prediction_is_on_the_right_side_of_one_or_not(make_pair, make_sweep, terms, right):
+    (found,) = attribute_best(make_sweep([make_pair("a", **terms)], lengths=(4,)))
+    assert found.sign_is_right is right
+
+
 def test_nothing_lost_has_no_shares(make_pair, make_sweep):
     rows = make_sweep([make_pair("a", s=0.0, c=0.0)], lengths=(4,), noise=0.0)
     (found,) = attribute_best(rows)
-    assert (found.verification_share, found.draft_share) == (0.0, 0.0)
+    assert (found.verification_share, found.draft_share, found.acceptance_share) == (0.0, 0.0, 0.0)
 
 
 def test_b4_needs_its_breadth_and_a_decelerating_configuration(make_pair, make_sweep, five_pairs):
@@ -148,6 +230,10 @@ def test_b4_needs_its_breadth_and_a_decelerating_configuration(make_pair, make_s
     slow = [make_pair(f"slow {n}", backend=f"backend {n % 3}", s=0.8) for n in range(8)]
     wide = deceleration_explained(claim("B4"), make_sweep(slow, lengths=(4,)))
     assert wide.outcome is Outcome.SUPPORTED and wide.value == 8 and SERIAL in wide.note
+    assert re.search(r"\(verification \d+%, draft \d+%, acceptance \d+%\)", wide.note)
+    warm = [row | {"temperature": 1.0} for row in make_sweep(slow[:1], lengths=(4,))]
+    both = deceleration_explained(claim("B4"), [*make_sweep(slow, lengths=(4,)), *warm])
+    assert both.value == 9 and both.note.startswith("8 configurations, 3 backends") and "K=4, T=1" in both.note
     fast = [make_pair(f"fast {n}", backend=f"backend {n % 3}") for n in range(8)]
     refuted = deceleration_explained(claim("B4"), make_sweep(fast, lengths=(4,)))
     assert refuted.outcome is Outcome.REFUTED and refuted.value == 0

@@ -6,11 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from specdec_core.evidence.schemas import RecordError
-from specdec_core.evidence.sweep_records import CEILING, COST_CURVE, SWEEP, Cell, by_position, conditional_acceptance
+from specdec_core.evidence.sweep_records import CEILING, COST_CURVE, SWEEP, Cell, conditional_acceptance
 from specdec_core.evidence.sweep_records import pair_up as pairs_of
 
 
@@ -53,27 +51,6 @@ def test_cost_records_are_plain():
         {"configuration": "a", "weight_bytes": 1e8, "flops_per_token": 1e8, "bytes_per_second": 1e10,
          "flops_per_second": 1e11}
     )  # fmt: skip
-
-
-def test_positions_of_rounds():
-    counts = by_position([((1, 1, 1), 3, False), ((1, 1, 1), 1, False), ((1, 1), 1, True), ((), 0, False)])
-    assert counts == {
-        "drafted_by_position": [3, 3, 2],
-        "tested_by_position": [3, 2, 1],  # the third round ended inside its path: position 2 was never decided
-        "accepted_by_position": [3, 1, 1],
-    }
-    assert by_position([]) == {f"{name}_by_position": [] for name in ("drafted", "tested", "accepted")}
-
-
-@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.booleans()), max_size=20))
-def test_positions_are_ordered_and_sum_up(rounds):
-    rounds = [((1,) * depth, min(accepted, depth), cut) for depth, accepted, cut in rounds]
-    counts = by_position(rounds)
-    drafted, tested, accepted = (counts[f"{name}_by_position"] for name in ("drafted", "tested", "accepted"))
-    assert all(a <= t <= d for a, t, d in zip(accepted, tested, drafted, strict=True))
-    assert sum(drafted) == sum(len(depths) for depths, _, _ in rounds)
-    assert sum(accepted) == sum(taken for _, taken, _ in rounds)
-    assert all(later <= earlier for earlier, later in zip(accepted, tested[1:], strict=False))
 
 
 def test_pairs_are_pooled_by_prompt_also_over_repeats(rows):

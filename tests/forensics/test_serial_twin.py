@@ -3,13 +3,13 @@ import pytest
 
 from specdec_core.decode import decode, outputs
 from specdec_core.drafters.ngram import NGramDrafter
-from specdec_core.forensics.serial_twin import SerialTwin, TwinError, calibrated_index
+from specdec_core.forensics.serial_twin import SerialTwin, TwinError
 from specdec_core.lengths.fixed import FixedLength
 from specdec_core.models.checkpoints import tiny_llama
 from specdec_core.placement import Placement
 from specdec_core.rows import Request
 from specdec_core.sampling import Options
-from specdec_core.state.ragged_kv import CacheError
+from specdec_core.state.slots import CacheError
 from specdec_core.targets.table import TableState, TableTarget, random_logits
 from specdec_core.targets.transformer import Transformer
 from specdec_core.topology import chain, forest, tree
@@ -194,17 +194,6 @@ class TestRefusals:
         logits = twin.verify(state, np.array([1]), np.array([2]), forest([chain(1)])).logits
         expected = target.verify(held(target), np.array([1]), np.array([2]), forest([chain(1)])).logits
         np.testing.assert_array_equal(logits, expected)
-
-
-class TestCalibratedIndex:
-    @pytest.mark.parametrize(("t_n", "index"), [(1.0, 0.0), (7.0, 1.0), (4.0, 0.5)])
-    def test_between_one_pass_and_the_loop(self, t_n, index):
-        assert calibrated_index(t_n, 1.0, 7.0) == pytest.approx(index)
-
-    @pytest.mark.parametrize(("t_1", "t_loop"), [(1.0, 1.0), (2.0, 1.0), (0.0, 1.0)])
-    def test_a_loop_that_takes_no_longer_calibrates_nothing(self, t_1, t_loop):
-        with pytest.raises(ValueError, match=r"expected t_loop\(n\) > t\(1\) > 0"):
-            calibrated_index(1.0, t_1, t_loop)
 
 
 def test_a_twin_is_named_after_its_target(target):

@@ -140,6 +140,10 @@ class TestPrediction:
         two = rounds(row([1, 1], 2, "bonus", context=11), row([], 0, "bonus", context=11))
         assert predict_seconds(two, CURVE, DraftCost(round=0.5), 0) == pytest.approx(1.2 + 0.5 + 1 + 0.5)
 
+    def test_a_round_pays_for_every_token_behind_its_first(self):
+        passes = rounds(row([1, 1], 2, "bonus", context=11), row([], 0, "bonus", context=11))
+        assert predict_seconds(passes, CURVE, DraftCost(), 0.1, 0.03) == pytest.approx(1.2 + 0.1 + 2 * 0.03 + 1 + 0.1)
+
     def test_a_speedup_predicted_from_a_curve_is_the_identity(self):
         k, passes = 4, 8
         speculative = rounds(*[row([1] * k, 2, "recovered", context=11)] * passes)

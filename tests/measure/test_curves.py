@@ -3,13 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec_core.measure.curves import CurveSamples, TimeCurve, curve_arms, measure_curve, verification_arm
-from specdec_core.models.checkpoints import tiny_llama
-from specdec_core.placement import Placement
+from specdec_core.measure.curves import CurveSamples, TimeCurve, curve_arms, verification_arm
 from specdec_core.targets.table import TableTarget, random_logits
-from specdec_core.targets.transformer import Transformer
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 CURVE = TimeCurve((1, 2, 6), (100, 300), np.array([[1.0, 2.0, 4.0], [3.0, 4.0, 8.0]]))
 
@@ -96,10 +91,3 @@ def test_a_verification_arm_takes_all_rows_of_a_state():
     verification_arm(target, state, np.array([[3, 0], [5, 6]]))()
     assert target.seen == [((2, 1), (2, 2), (3, 0, 5, 6))]
     assert state.lengths.tolist() == [2, 1]
-
-
-def test_a_model_is_measured_at_every_width_and_context():
-    target = Transformer(tiny_llama(1), Placement())
-    samples = measure_curve(target, (1, 4), (5, 40), repeats=3)
-    assert {key: each.shape for key, each in samples.seconds.items()} == {(c, w): (3,) for c in (5, 40) for w in (1, 4)}
-    assert (samples.curve().seconds > 0).all()

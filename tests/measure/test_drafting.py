@@ -12,6 +12,7 @@ from specdec_core.measure.drafting import TAKEN, measure_drafting
 from specdec_core.models.checkpoints import tiny_llama
 from specdec_core.placement import Placement
 from specdec_core.protocol import Draft
+from specdec_core.sampling import Options
 from specdec_core.targets.transformer import Transformer
 from specdec_core.topology import chain
 
@@ -58,7 +59,7 @@ class Slow:
         [view] = views
         depth = min(view.limit, self.deepest)
         self.clock.now += self.step * depth
-        self.committed = view.committed
+        self.committed, self.options = view.committed, view.options
         return [Draft(np.zeros(depth, np.int64), chain(depth + 1))]
 
 
@@ -110,6 +111,13 @@ def test_the_text_goes_on_with_the_features_before_each_token(clock, target):
     assert np.array_equal(given, features[: len(given)])
     assert tuple(slow.committed) == TEXT[: len(slow.committed)]
     assert slow.capacity >= len(TEXT) + 6
+
+
+@pytest.mark.parametrize("options", [None, Options(temperature=0.7, top_k=3)])
+def test_drafts_are_for_a_row_of_these_options(clock, target, options):
+    slow = Slow(clock, 0.5, 0.25)
+    measure_drafting(slow, target, TEXT, PROMPT, options=options)
+    assert slow.options == (options or Options(temperature=0.0))
 
 
 def test_a_text_that_is_too_short(clock, target):

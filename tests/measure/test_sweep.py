@@ -17,6 +17,8 @@ from specdec_core.measure.sweep import (
     Case,
     Configuration,
     Costs,
+    draft_arm,
+    draft_cost,
     is_repetitive,
     measure_draft,
     measure_overhead,
@@ -36,7 +38,7 @@ TABLE = TableTarget(random_logits(5, seed=1), 5)
 NEAR = TableTarget(random_logits(5, seed=1, spread=2.0), 5)  # the same order of tokens, a sharper law
 CASES = [Case("a", "math", "tuning", (1, 2, 3, 1, 2)), Case("b", "code", "report", (4, 4, 4))]
 KS = (1, 3)
-COSTS = Costs(TimeCurve((1, 2, 4), (8,), np.array([[1.0, 1.1, 1.4]])), DraftCost(step=0.2, round=0.1), 0.05)
+COSTS = Costs(TimeCurve((1, 2, 4), (8,), np.array([[1.0, 1.1, 1.4]])), DraftCost(step=0.2, round=0.1), 0.05, token=0.01)
 CONFIGURATIONS = [
     Configuration("table · n-gram", "table", "table", "n-gram", TABLE, NGramDrafter()),
     Configuration("table · tree", "table", "table", "tree", TABLE, NGramDrafter(candidates=2)),
@@ -102,7 +104,14 @@ class TestRows:
         plain = next(row for row in rows if row["arm"] == "ar")
         assert plain["predicted_seconds"] == pytest.approx(12 * (1.0 + 0.05))
         one = next(row for row in rows if row["drafter"] == "itself" and row["K"] == 3)  # 12 tokens by fours
-        assert one["predicted_seconds"] == pytest.approx(3 * (1.4 + 0.05 + 0.1 + 3 * 0.2))
+        assert one["predicted_seconds"] == pytest.approx(3 * (1.4 + 0.05 + 3 * 0.01 + 0.1 + 3 * 0.2))
+
+
+def test_a_configuration_with_lengths_of_its_own_is_swept_over_those():
+    own = replace(CONFIGURATIONS[0], name="own", ks=(2,))
+    rows = swept(Options(max_new_tokens=4), [CONFIGURATIONS[0], own])
+    found = {name: [row["K"] for row in rows if row["configuration"] == name] for name in ("table · n-gram", "own")}
+    assert found == {"table · n-gram": [0, 0, *KS] * 2, "own": [0, 0, 2] * 2}
 
 
 def test_sampled_rows_say_their_temperature_and_every_case_has_its_seed(monkeypatch):
@@ -171,8 +180,29 @@ class TestStandaloneCosts:
         assert cost.round > 0 and cost.step == 0
         assert all(len(draft.tokens) == 4 for (draft,) in drafted)
 
-    def test_the_overhead_is_a_time(self):
-        assert 0 < measure_overhead(TABLE, CASES[0], tokens=6) < 1
+    @pytest.mark.parametrize(("index", "expected"), [(0, DraftCost(round=3.0)), (3, DraftCost(step=3.0))])
+    def test_a_cost_is_the_median_of_its_samples(self, index, expected):
+        assert draft_cost(CONFIGURATIONS[index], np.array([9.0, 2.0, 3.0])) == expected
+
+    def test_a_step_is_one_token_behind_a_warm_cache(self, monkeypatch):
+        seen, verify = [], TableTarget.verify
+
+        def watched(model, state, slots, tokens, forest):
+            seen.append((model, state.lengths.tolist(), len(tokens)))
+            return verify(model, state, slots, tokens, forest)
+
+        monkeypatch.setattr(TableTarget, "verify", watched)
+        arm = draft_arm(CONFIGURATIONS[2], 20)
+        for _ in range(2):
+            arm()
+        assert seen == [(NEAR, [20], 1)] * 2
+
+    @pytest.mark.parametrize("temperature", [0.0, 0.8])
+    def test_the_overhead_is_a_time_at_the_temperature_asked_for(self, monkeypatch, temperature):
+        asked, decode = [], module.decode
+        monkeypatch.setattr(module, "decode", lambda *given: asked.append(given[1][0].options) or decode(*given))
+        assert 0 < measure_overhead(TABLE, CASES[0], tokens=6, temperature=temperature) < 1
+        assert asked == [Options(temperature=temperature, max_new_tokens=6)]
 
     def test_the_overhead_is_the_median_of_accepting_and_committing(self, monkeypatch):
         decode = module.decode

@@ -204,7 +204,9 @@ class TestTiedHead:
 
 def test_rotary_buffers_of_old_checkpoints_are_ignored(folder):
     change(folder, model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(4))
-    assert_same(load_checkpoint(folder), tiny_llama(0))
+    found = load_checkpoint(folder)
+    assert_same(found, tiny_llama(0))
+    assert (found.name, load_checkpoint(folder, "some model").name) == (folder.name, "some model")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits a file's size with setrlimit")

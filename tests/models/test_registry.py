@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from specdec_core.models import gguf, registry
-from specdec_core.models.checkpoints import save_checkpoint, tiny_llama
+from specdec_core.models.checkpoints import Checkpoint, save_checkpoint, tiny_llama
 from specdec_core.models.errors import CorruptFile, MissingPackage, UnknownModel, UnsupportedModel
+from specdec_core.models.gdn_checkpoint import GdnCheckpoint, save_gdn, tiny_gdn
 
 ROOT = Path(registry.__file__).parents[2]
 REAL = "smollm2-135m-instruct"
@@ -69,6 +70,21 @@ class TestNames:
         for given in (tmp_path / "mine", str(tmp_path / "mine")):
             found = registry.load(given)
             assert (found.name, found.fingerprint) == ("mine", made.fingerprint)
+
+    @pytest.mark.parametrize("how", ["folder", "hub"])
+    def test_a_model_of_either_kind_is_told_by_its_config(self, tmp_path, monkeypatch, how):
+        made = tiny_llama(2), tiny_gdn(2)
+        folders = save_checkpoint(made[0], tmp_path / "llama"), save_gdn(made[1], tmp_path / "gdn")
+        monkeypatch.setattr(registry.hub, "download", lambda name: tmp_path / name.removeprefix("hub:a/"))
+        given = folders if how == "folder" else ("hub:a/llama", "hub:a/gdn")
+        found = [registry.load_any(each) for each in given]
+        assert [type(each) for each in found] == [Checkpoint, GdnCheckpoint]
+        assert [each.fingerprint for each in found] == [each.fingerprint for each in made]
+        names = ["llama", "gdn"] if how == "folder" else list(given)
+        assert [each.name for each in found] == names
+        assert registry.load(given[0]).fingerprint == made[0].fingerprint
+        with pytest.raises(UnsupportedModel, match=rf"^{names[1]} is a Gated DeltaNet.*load_any.*GatedDeltaNet$"):
+            registry.load(given[1])
 
     def test_a_folder_without_a_model(self, tmp_path):
         with pytest.raises(CorruptFile, match=r"config\.json is absent"):

@@ -7,7 +7,7 @@ import torch
 from specdec_core.arrays import host
 from specdec_core.forensics.suspects import LEARNED, ROTARY, make_model
 from specdec_core.published.rectangle import RealigningTarget
-from specdec_core.state.ragged_kv import CacheError
+from specdec_core.state.slots import CacheError
 from specdec_core.targets.huggingface import HuggingFaceTarget
 from specdec_core.topology import chain, forest, tree
 from tests.conformance import Subject, TargetConformance

@@ -1,11 +1,14 @@
+import re
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from specdec_core.state.ragged_kv import CacheError, RaggedKV
+from specdec_core.state.ragged_kv import RaggedKV
+from specdec_core.state.slots import CacheError
 from specdec_core.topology import Topology, chain, tree
 from tests.strategies import topologies
 
@@ -142,6 +145,37 @@ def test_the_accepted_path_of_a_tree_is_gathered_to_the_front():
     assert read(cache, 1) == [7, 10, 12, 14]
 
 
+@given(st.sampled_from([1, 2]), st.integers(0, 9), st.lists(st.integers(0, 54), unique=True).map(sorted))
+def test_any_ascending_nodes_are_gathered_and_nothing_else_is_touched(layers, base, path):
+    """Of one layer and head, a slot's entries lie in one piece: there torch refuses what it may copy over itself."""
+    cache = RaggedKV(layers, SLOTS, layers, 64, WIDTH)
+    for store in (cache.keys, cache.values):
+        store.normal_(generator=torch.Generator().manual_seed(base))
+    cache.lengths[:] = base
+    before, kept = [store.clone() for store in (cache.keys, cache.values)], np.array(path, np.int64)
+    cache.commit(np.array([1]), [kept], cache.begin())
+    assert cache.lengths.tolist() == [base, base + len(path), base]
+    for store, whole in zip((cache.keys, cache.values), before, strict=True):
+        end = base + (path[-1] + 1 if path else 0)  # a draft's own entries may be written over, and no others
+        assert torch.equal(store[:, 1, :, base : base + len(path)], whole[:, 1, :, base + kept])
+        assert torch.equal(store[:, 1, :, :base], whole[:, 1, :, :base])
+        assert torch.equal(store[:, 1, :, end:], whole[:, 1, :, end:])
+        assert torch.equal(store[:, [0, 2]], whole[:, [0, 2]])
+
+
+@pytest.mark.parametrize("path", [[0, 2, 1], [0, 2, 2], [1, 0], [-1, 0], [0, 1, 11], [11]])
+def test_a_path_out_of_order_or_out_of_the_slot_is_refused_before_anything_is_moved(path):
+    cache = holding([7])
+    verified(cache, 0, [4, 5, 6])
+    epoch = verified(cache, 1, [8, 9, 10])
+    before = cache.keys.clone()
+    with pytest.raises(CacheError, match=rf"nodes {re.escape(str(path))} behind the 1 entries of slot 1: .*of 12$"):
+        cache.commit(np.array([0, 1]), [np.array([0, 2]), np.array(path)], epoch)
+    assert torch.equal(cache.keys, before) and cache.lengths.tolist() == [0, 1, 0]
+    cache.commit(np.array([0, 1]), [np.array([0, 2]), np.array([1])], epoch)  # the verification still holds
+    assert (read(cache, 0), read(cache, 1)) == ([4, 6], [7, 9])
+
+
 def test_a_chain_commits_without_touching_storage():
     cache = holding([7])
     epoch = verified(cache, 1, [8, 9])
@@ -175,6 +209,11 @@ def test_no_room_names_the_slot_and_changes_nothing():
     ):
         cache.require_room(np.array([0, 1]), np.array([12, 11]))
     assert cache.lengths.tolist() == [0, 2, 0] and read(cache, 1) == [7, 8]
+
+
+def test_a_pass_names_a_slot_once():
+    with pytest.raises(CacheError, match=r"slots \[2, 0, 2\] name one twice"):
+        make().require_room(np.array([2, 0, 2]), np.array([1, 1, 1]))
 
 
 def test_the_last_entry_can_be_used():

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from specdec_core.kernels.gated_delta import reference
 from specdec_core.kernels.gated_delta import torch as closed_form
 from specdec_core.models.gdn_checkpoint import TINY
-from specdec_core.state.ragged_kv import CacheError
 from specdec_core.state.recurrent import RecurrentState
+from specdec_core.state.slots import CacheError
 from specdec_core.topology import chain, forest, tree
 from tests.kernels.gated_delta.windows import joined, parts, paths_to, random_inputs, random_tree, tensors
 

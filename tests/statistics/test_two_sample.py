@@ -15,7 +15,6 @@ from specdec_core.statistics.two_sample import (
     chi_square,
     choose_bins,
     counts,
-    expected_counts,
     mmd,
     null_statistics,
     pad,
@@ -81,7 +80,7 @@ def test_merged_bins_expect_five_each():
     merged = bins.merged(shares * 500)
     assert merged.count < bins.count
     halves = [np.bincount(merged.index(half), minlength=merged.count) for half in (pilot[:500], pilot[500:1000])]
-    assert expected_counts(*halves).min() > 2  # of another sample than that which they were chosen on
+    assert sum(halves).min() / 2 > 2  # of another sample than that which they were chosen on
 
 
 def test_nominal_chi_square_is_scipys():
@@ -91,7 +90,6 @@ def test_nominal_chi_square_is_scipys():
     assert (result.statistic, result.p) == pytest.approx((found.statistic, found.pvalue))
     assert (result.dof, result.n) == (2, 130)
     assert result.note == f"2 dof, smallest expected count {60 * 25 / 130:.3g}"
-    assert expected_counts(a, b)[0, 0] == pytest.approx(60 * 25 / 130)
     # Two bins by hand: Σ(o − e)²/e with every expectation 10 and every deviation 2, no correction.
     assert chi_square([12, 8], [8, 12]).statistic == pytest.approx(4 * 4 / 10)
     one = chi_square([3, 0], [4, 0])

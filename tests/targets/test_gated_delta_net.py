@@ -17,7 +17,7 @@ from specdec_core.placement import Placement, PlacementError
 from specdec_core.protocol import Draft
 from specdec_core.rows import Request
 from specdec_core.sampling import Options
-from specdec_core.state.ragged_kv import CacheError
+from specdec_core.state.slots import CacheError
 from specdec_core.targets import gated_delta_net
 from specdec_core.targets.gated_delta_net import GatedDeltaNet
 from specdec_core.topology import chain, forest, tree

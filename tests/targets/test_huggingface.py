@@ -26,7 +26,7 @@ from specdec_core.arrays import host
 from specdec_core.models.checkpoints import save_checkpoint, tiny_llama
 from specdec_core.models.errors import CorruptFile, ModelError, UnknownModel, UnsupportedModel
 from specdec_core.placement import PlacementError
-from specdec_core.state.ragged_kv import CacheError
+from specdec_core.state.slots import CacheError
 from specdec_core.targets.huggingface import HuggingFaceTarget
 from specdec_core.topology import chain, forest, tree
 from tests.conformance import Subject, TargetConformance

@@ -11,7 +11,7 @@ from specdec_core.models.errors import CorruptFile, MissingPackage, UnknownModel
 from specdec_core.placement import Placement, PlacementError
 from specdec_core.rows import Request
 from specdec_core.sampling import Options
-from specdec_core.state.ragged_kv import CacheError
+from specdec_core.state.slots import CacheError
 from specdec_core.targets.transformer import Transformer
 from specdec_core.topology import chain, forest, tree
 from tests.targets.llamacpp_states import PROMPT, assert_holds, held

@@ -11,7 +11,7 @@ from specdec_core.models.checkpoints import tiny_llama
 from specdec_core.models.errors import MissingPackage, UnsupportedModel
 from specdec_core.models.registry import load
 from specdec_core.placement import Placement, PlacementError
-from specdec_core.state.ragged_kv import CacheError
+from specdec_core.state.slots import CacheError
 from specdec_core.targets import mlx
 from specdec_core.targets.mlx import MlxOptions, MlxTarget
 from specdec_core.targets.transformer import Transformer

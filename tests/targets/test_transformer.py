@@ -3,11 +3,13 @@ import pytest
 import torch
 
 from specdec_core.arrays import host
+from specdec_core.kernels.llama_step.int8 import Int8Llama
 from specdec_core.models.checkpoints import tiny_llama
 from specdec_core.placement import Placement
 from specdec_core.targets.transformer import Transformer
 from specdec_core.topology import chain, forest, tree
 from tests.conformance import Subject, TargetConformance
+from tests.kernels.llama_step.forms import Cached
 from tests.llama_reference import Reference
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -32,6 +34,17 @@ class TestFloat64Reference(TargetConformance):
 class TestTiedHeadInChunks(TargetConformance):
     tied = tiny_llama(2, tied_head=True)
     subject = Subject(Transformer(tied, DOUBLE, chunk=2), Reference(tied).last, tolerance=1e-10)
+
+
+class TestInt8(TargetConformance):
+    """To the bit what the int8 step makes of a whole prefix in one pass."""
+
+    step = Int8Llama(CHECKPOINT.config, CHECKPOINT.weights, Placement("numba"))
+    subject = Subject(
+        Transformer(CHECKPOINT, Placement("numba", dtype="int8")),
+        lambda tokens: Cached(TestInt8.step, 1, 64).run([(0, np.array(tokens), chain(len(tokens)))])[0][-1],
+        tolerance=0,
+    )
 
 
 class TestEarlyExit(TargetConformance):

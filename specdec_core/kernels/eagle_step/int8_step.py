@@ -12,7 +12,7 @@ import numpy as np
 
 from specdec_core.kernels.compiled import compiled
 from specdec_core.kernels.eagle_step.numba_step import EMBEDDING, EMBEDDING_CLAIM, take_row
-from specdec_core.kernels.llama_step.int8_step import Width, _gated, _head, quantize_normed, quantize_row
+from specdec_core.kernels.llama_step.int8_step import Width, gated_int8, quantize_normed, quantize_row, score_int8
 from specdec_core.kernels.llama_step.numba_step import (
     DOWN,
     GATE_UP,
@@ -20,8 +20,8 @@ from specdec_core.kernels.llama_step.numba_step import (
     OUT,
     POST_NORM,
     QKV,
-    _attention,
-    _rotate,
+    attention,
+    rotate,
 )
 from specdec_core.kernels.simd import LANES, copy, padded, row_step
 from specdec_core.kernels.skinny_linear.int8 import product_int8
@@ -82,10 +82,10 @@ def int8_eagle_step(worker, workers, control, model, matrices, work, scratch, ro
     if not barrier(control, workers):
         return
     for node in range(first, last):
-        _rotate(model, work, scratch, 0, node, qkv)
+        rotate(model, work, scratch, 0, node, qkv)
     if not barrier(control, workers):
         return
-    _attention(counters, 1, model, work, scratch, own, 0)
+    attention(counters, 1, model, work, scratch, own, 0)
     if not barrier(control, workers):
         return
     for node in range(first, last):
@@ -107,7 +107,7 @@ def int8_eagle_step(worker, workers, control, model, matrices, work, scratch, ro
         )  # fmt: skip
     if not barrier(control, workers):
         return
-    _gated(workers, counters, 3, matrices, places[0, GATE_UP], nodes, scratch.active, rows, own)
+    gated_int8(workers, counters, 3, matrices, places[0, GATE_UP], nodes, scratch.active, rows, own)
     if not barrier(control, workers):
         return
     product_int8(
@@ -119,5 +119,5 @@ def int8_eagle_step(worker, workers, control, model, matrices, work, scratch, ro
     for node in range(first, last):
         copy(scratch.hidden, node * step, continued, node * size, size)
     if work.scored.size:
-        _head(worker, workers, control, model, matrices, work, scratch, rows)
+        score_int8(worker, workers, control, model, matrices, work, scratch, rows)
     barrier(control, workers)

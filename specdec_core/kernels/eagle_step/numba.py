@@ -25,7 +25,7 @@ from specdec_core.kernels.eagle_step.numba_step import (
     unit_states,
 )
 from specdec_core.kernels.llama_step import KeyValueCache
-from specdec_core.kernels.llama_step.numba import _aligned, _plain, _require_within, _units
+from specdec_core.kernels.llama_step.numba import aligned, plain, require_within, units_of
 from specdec_core.kernels.llama_step.numba_step import (
     GATE_ROWS,
     Model,
@@ -75,7 +75,7 @@ class NumbaEagle:
         require_float32(features, "features", ("m", "feature layers", "hidden"))
         require_shape(features, "features", (len(features), c.features, c.hidden_size), "[m, feature layers, hidden]")
         normed = np.empty((len(features), c.features * padded(c.hidden_size)), np.float32)
-        unit_states(self._model, self._ones, _plain(features, np.float32).reshape(-1), normed.reshape(-1))
+        unit_states(self._model, self._ones, plain(features, np.float32).reshape(-1), normed.reshape(-1))
         return self._join(normed)
 
     def __call__(
@@ -86,17 +86,17 @@ class NumbaEagle:
             require_float32(values, name, ("nodes", "hidden"))
             require_shape(values, name, (nodes, c.hidden_size), "[nodes, hidden]")
         self._require_cache(cache)
-        rows = _plain(scored)
+        rows = plain(scored)
         visible = self._visible(plan, cache, rows)
         logits = np.empty((len(rows), padded(c.vocabulary)), np.float32)
         continued = np.empty((nodes, c.hidden_size), np.float32)
         work = Pass(
-            tokens=_plain(plan.tokens),
-            slots=_plain(plan.slots),
-            entries=_plain(plan.entries),
-            positions=_plain(plan.positions),
+            tokens=plain(plan.tokens),
+            slots=plain(plan.slots),
+            entries=plain(plan.entries),
+            positions=plain(plan.positions),
             visible=visible,
-            units=_units(plan, nodes_of_unit(c.heads // c.kv_heads)),
+            units=units_of(plan, nodes_of_unit(c.heads // c.kv_heads)),
             scored=rows,
             layers=1,
             feature_layers=_NO_LAYERS,
@@ -108,7 +108,7 @@ class NumbaEagle:
             logits=logits.reshape(-1),
             counters=np.zeros((EMBEDDING_CLAIM + 1) * COUNTER, np.int64),
         )
-        flat = [_plain(each, np.float32).reshape(-1) for each in (embedded, hidden)]
+        flat = [plain(each, np.float32).reshape(-1) for each in (embedded, hidden)]
         with self._calling:
             scratch = self._room(nodes, len(rows), int(visible.lengths.max()))
             self._run(work, scratch, *flat, continued.reshape(-1))
@@ -123,7 +123,7 @@ class NumbaEagle:
         require_shape(logits, "logits", (len(logits), size), "[rows, draft vocabulary]")
         tokens = np.empty((len(logits), count), np.int64)
         log_probabilities = np.empty((len(logits), count), np.float64)
-        wrong = best_of_rows(_plain(logits, np.float32).reshape(-1), size, tokens, log_probabilities)
+        wrong = best_of_rows(plain(logits, np.float32).reshape(-1), size, tokens, log_probabilities)
         if wrong >= 0:
             raise no_law(wrong, len(logits))
         return tokens, log_probabilities
@@ -133,12 +133,12 @@ class NumbaEagle:
         sizes = [len(each) for each in (plan.tokens, plan.slots, plan.committed, plan.depths, plan.nodes, plan.paths)]
         if len(set(sizes)) > 1:
             raise ValueError(f"a plan of {sizes} tokens, slots, lengths, depths, nodes and paths: expected one a node")
-        shape, nodes, depths = cache.keys.shape, _plain(plan.nodes), _plain(plan.depths)
-        paths, columns = _plain(plan.paths, np.int32).reshape(-1), plan.paths.shape[1]
-        lengths = _plain(plan.positions + 1)
-        visible = Visible(_plain(plan.committed), lengths, np.empty(len(nodes), np.int64), paths, columns)
+        shape, nodes, depths = cache.keys.shape, plain(plan.nodes), plain(plan.depths)
+        paths, columns = plain(plan.paths, np.int32).reshape(-1), plan.paths.shape[1]
+        lengths = plain(plan.positions + 1)
+        visible = Visible(plain(plan.committed), lengths, np.empty(len(nodes), np.int64), paths, columns)
         bounds = Bounds(shape[1], shape[3], self.config.context)
-        astray = first_astray(_plain(plan.slots), nodes, depths, visible, _plain(plan.offsets), scored, bounds)
+        astray = first_astray(plain(plan.slots), nodes, depths, visible, plain(plan.offsets), scored, bounds)
         if astray >= 0:
             _complain(plan, scored, bounds, astray)
         find_visible(visible.committed, depths, nodes, paths, columns, visible.straight)
@@ -182,7 +182,7 @@ def pack_eagle(config: EagleShape, weights: Mapping[str, Any]) -> Model:
         2 * width, padded(queries + 2 * keys) * (width + hidden), width * queries, width,
         2 * padded(inner) * hidden, width * inner, width, padded(c.vocabulary) * hidden, width * hidden,
     ]  # fmt: skip
-    flat = _aligned(sum(sizes))
+    flat = aligned(sum(sizes))
     places = [int(at) for at in np.cumsum([0, *sizes[:-1]])]
     norm, qkv, out, post_norm, gate_up, down, final_norm, head, embedding = places
 
@@ -267,10 +267,10 @@ def _make_scratch(config: EagleShape, workers: int, nodes: int, scored: int, lon
 
 def _complain(plan: StepPlan, scored: np.ndarray, bounds: Bounds, node: int) -> None:
     """Raise for a plan that would lead out of bounds, first at a flat node; at N if no node is to blame."""
-    _require_within(plan.slots, bounds.slots, "slot", "the cache's slots")
-    _require_within(plan.entries, bounds.capacity, "cache entry", "the cache's capacity")
-    _require_within(plan.positions, bounds.context, "position", "the drafter's context")
-    _require_within(scored, len(plan.tokens), "scored node", "the nodes of the pass")
+    require_within(plan.slots, bounds.slots, "slot", "the cache's slots")
+    require_within(plan.entries, bounds.capacity, "cache entry", "the cache's capacity")
+    require_within(plan.positions, bounds.context, "position", "the drafter's context")
+    require_within(scored, len(plan.tokens), "scored node", "the nodes of the pass")
     if node == len(plan.tokens):
         raise ValueError(f"offsets {plan.offsets}: expected 0 to {node}, the nodes of the pass, ascending")
     raise ValueError(

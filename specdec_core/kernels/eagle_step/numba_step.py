@@ -18,12 +18,12 @@ from specdec_core.kernels.llama_step.numba_step import (
     OUT,
     POST_NORM,
     QKV,
-    _attention,
-    _gated,
-    _head,
-    _norm,
-    _norm_row,
-    _rotate,
+    attention,
+    gated,
+    norm_row,
+    norm_rows,
+    rotate,
+    score,
 )
 from specdec_core.kernels.simd import LANES, copy, exp, highest, load, maximum, padded, row_step, splat, total
 from specdec_core.kernels.skinny_linear.numba import product
@@ -93,8 +93,8 @@ def eagle_step(worker, workers, control, model, work, scratch, embedded, hidden,
     for node in range(first, last):
         take_row(embedded, node * size, scratch.normed, node * joined, size)
         take_row(hidden, node * size, scratch.hidden, node * step, size)
-        _norm_row(weights, places[0, NORM], model, scratch.normed, node * joined, scratch.normed, node * joined)
-        _norm_row(
+        norm_row(weights, places[0, NORM], model, scratch.normed, node * joined, scratch.normed, node * joined)
+        norm_row(
             weights, places[0, NORM] + width, model, scratch.hidden, node * step, scratch.normed, node * joined + width
         )  # fmt: skip
     if not barrier(control, workers):
@@ -110,10 +110,10 @@ def eagle_step(worker, workers, control, model, work, scratch, embedded, hidden,
     if not barrier(control, workers):
         return
     for node in range(first, last):
-        _rotate(model, work, scratch, 0, node, qkv)
+        rotate(model, work, scratch, 0, node, qkv)
     if not barrier(control, workers):
         return
-    _attention(counters, 1, model, work, scratch, own, 0)
+    attention(counters, 1, model, work, scratch, own, 0)
     if not barrier(control, workers):
         return
     product(
@@ -122,10 +122,10 @@ def eagle_step(worker, workers, control, model, work, scratch, embedded, hidden,
     )  # fmt: skip
     if not barrier(control, workers):
         return
-    _norm(weights, places[0, POST_NORM], model, scratch.hidden, scratch.normed, first, last)
+    norm_rows(weights, places[0, POST_NORM], model, scratch.hidden, scratch.normed, first, last)
     if not barrier(control, workers):
         return
-    _gated(workers, counters, 3, model, places[0, GATE_UP], nodes, scratch, own)
+    gated(workers, counters, 3, model, places[0, GATE_UP], nodes, scratch, own)
     if not barrier(control, workers):
         return
     product(
@@ -137,7 +137,7 @@ def eagle_step(worker, workers, control, model, work, scratch, embedded, hidden,
     for node in range(first, last):
         copy(scratch.hidden, node * step, continued, node * size, size)
     if work.scored.size:
-        _head(worker, workers, control, model, work, scratch)
+        score(worker, workers, control, model, work, scratch)
     barrier(control, workers)
 
 
@@ -147,7 +147,7 @@ def unit_states(model, ones, states, goal):
     size, width = model.hidden, padded(model.hidden)
     for state in range(states.size // size):
         take_row(states, state * size, goal, state * width, size)
-        _norm_row(ones, 0, model, goal, state * width, goal, state * width)
+        norm_row(ones, 0, model, goal, state * width, goal, state * width)
 
 
 @helper

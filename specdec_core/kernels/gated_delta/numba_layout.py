@@ -7,7 +7,13 @@ from typing import NamedTuple
 import numpy as np
 
 from specdec_core.kernels.compiled import helper
+from specdec_core.kernels.cpu import registers
 from specdec_core.kernels.simd import LANES, padded, row_step
+
+GROUP, PAIR = 4 * LANES, 2 * LANES
+"""Columns whose sums are formed side by side."""
+WIDE = registers().count * registers().lanes >= 32 * LANES
+"""Whether registers hold two groups of sums and what is added to them; else sums are formed by pairs of vectors."""
 
 
 class Sizes(NamedTuple):

@@ -11,27 +11,24 @@ not on the nodes beside or after it, on other rows, on tiles or on threads.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from specdec_core.kernels.compiled import compiled, helper, inlined
-from specdec_core.kernels.cpu import registers
-from specdec_core.kernels.gated_delta.numba_layout import places_of
+from specdec_core.kernels.gated_delta.numba_commit import advance, weigh_path
+from specdec_core.kernels.gated_delta.numba_layout import GROUP, PAIR, WIDE, places_of
 from specdec_core.kernels.simd import (
     LANES,
     copy,
     exp,
     fma,
     load,
+    load_four,
+    load_two,
     padded,
-    pointer,
-    prefetch_at,
+    prefetch,
     splat,
     store,
+    store_four,
     touch,
     transpose,
 )
@@ -40,9 +37,6 @@ from specdec_core.kernels.threads import COUNTER, barrier, claim
 
 TILE_BYTES = 256 * 1024
 """Bytes of a tile, at most: it fits the second-level cache beside what is computed from it."""
-GROUP, PAIR = 4 * LANES, 2 * LANES
-WIDE = registers().count * registers().lanes >= 32 * LANES
-"""Whether registers hold two groups of sums and what is added to them; else sums are formed by pairs of vectors."""
 STEPS = 128
 """Key channels of a product between which the next tile is asked for: a core waits for some twenty lines at once."""
 TURNS = 8
@@ -90,13 +84,13 @@ def _tile(tile, more, ready, sizes, widest, source, goal, fresh, accepted, windo
     places = places_of(nodes, path, sizes.keys, widest)
     if ready != head:
         if path > 0:
-            _weigh_path(row, head % sizes.heads, path, sizes, accepted, places, scratch)
+            weigh_path(row, head % sizes.heads, path, sizes, accepted, places, scratch)
         if nodes > 0:
             _gather(row, head % sizes.heads, nodes, sizes, window, places, scratch)
             _scores(nodes, sizes, places, scratch)
             _decays(window.offsets[row], nodes, window, places, scratch)
     if path > 0:
-        _advance(row, head % sizes.heads, path, at, begin, width, sizes, source, goal, accepted, places, scratch)
+        advance(row, head % sizes.heads, path, at, begin, width, sizes, source, goal, accepted, places, scratch)
     elif fresh:
         for k in range(sizes.keys):
             copy(source, at + k * sizes.values, goal, at + k * sizes.values, width)
@@ -123,79 +117,6 @@ def _columns(sizes, part):
     whole = sizes.values // LANES
     begin = part * whole // sizes.tiles * LANES
     return begin, (part + 1) * whole // sizes.tiles * LANES - begin
-
-
-@helper
-def _weigh_path(row, head, path, sizes, accepted, places, scratch):
-    """Keys of the path, each times the decay of what follows it; and e^G of its end, after the gates."""
-    first = accepted.starts[row]
-    for i in range(path):
-        scratch[places.path_gates + i] = accepted.log_decay[accepted.nodes[first + i] * sizes.heads + head]
-    for i in range(0, path, LANES):
-        store(scratch, places.path_gates + i, exp(load(scratch, places.path_gates + i)))
-    weight = np.float32(1)
-    for i in range(path):
-        node, goal = accepted.nodes[first + i], places.path_x + i * places.x_step
-        copy(accepted.keys, (node * sizes.heads + head) * sizes.keys, scratch, goal, sizes.keys)
-        for d in range(0, sizes.keys, LANES):
-            store(scratch, goal + d, load(scratch, goal + d) * splat(weight))
-        weight = weight * scratch[places.path_gates + i]
-    scratch[places.path_gates + padded(path)] = weight
-
-
-@helper
-def _advance(row, head, path, at, begin, width, sizes, source, goal, accepted, places, scratch):
-    """goal = e^G source + Σ_i key_i u_iᵀ, the node nearest to the end first."""
-    first = accepted.starts[row]
-    for i in range(path):
-        node = accepted.nodes[first + i]
-        copy(
-            accepted.values, (node * sizes.heads + head) * sizes.values + begin,
-            scratch, places.path_u + i * places.y_step, width,
-        )  # fmt: skip
-    gate = splat(scratch[places.path_gates + padded(path)])
-    for k in range(0, sizes.keys, 2):
-        # Two rows of the state share each load of u. An odd last row is computed twice, from the same numbers.
-        other = k + 1 if k + 1 < sizes.keys else k
-        up, down = at + k * sizes.values, at + other * sizes.values
-        c = 0
-        while WIDE and c + GROUP <= width:
-            a0, a1, a2, a3 = _four(source, up + c)
-            b0, b1, b2, b3 = _four(source, down + c)
-            a0, a1, a2, a3 = gate * a0, gate * a1, gate * a2, gate * a3
-            b0, b1, b2, b3 = gate * b0, gate * b1, gate * b2, gate * b3
-            for i in range(path):
-                u0, u1, u2, u3 = _four(scratch, places.path_u + i * places.y_step + c)
-                key = places.path_x + i * places.x_step
-                x, y = splat(scratch[key + k]), splat(scratch[key + other])
-                a0, a1, a2, a3 = fma(x, u0, a0), fma(x, u1, a1), fma(x, u2, a2), fma(x, u3, a3)
-                b0, b1, b2, b3 = fma(y, u0, b0), fma(y, u1, b1), fma(y, u2, b2), fma(y, u3, b3)
-            _put(goal, up + c, a0, a1, a2, a3)
-            _put(goal, down + c, b0, b1, b2, b3)
-            c += GROUP
-        while c + PAIR <= width:
-            a0, a1 = _two(source, up + c)
-            b0, b1 = _two(source, down + c)
-            a0, a1, b0, b1 = gate * a0, gate * a1, gate * b0, gate * b1
-            for i in range(path):
-                u0, u1 = _two(scratch, places.path_u + i * places.y_step + c)
-                key = places.path_x + i * places.x_step
-                x, y = splat(scratch[key + k]), splat(scratch[key + other])
-                a0, a1, b0, b1 = fma(x, u0, a0), fma(x, u1, a1), fma(y, u0, b0), fma(y, u1, b1)
-            store(goal, up + c, a0)
-            store(goal, up + c + LANES, a1)
-            store(goal, down + c, b0)
-            store(goal, down + c + LANES, b1)
-            c += PAIR
-        while c < width:
-            a, b = gate * load(source, up + c), gate * load(source, down + c)
-            for i in range(path):
-                u = load(scratch, places.path_u + i * places.y_step + c)
-                key = places.path_x + i * places.x_step
-                a, b = fma(splat(scratch[key + k]), u, a), fma(splat(scratch[key + other]), u, b)
-            store(goal, up + c, a)
-            store(goal, down + c, b)
-            c += LANES
 
 
 @inlined
@@ -226,17 +147,6 @@ def _see(nodes, at, width, sizes, goal, ahead, ahead_at, places, scratch):
                 scratch, places.x + first * places.x_step + begin, places.x_step,
                 scratch, places.seen + first * places.y_step + c, places.y_step, CONTINUE if begin else STORE,
             )  # fmt: skip
-
-
-@intrinsic
-def prefetch(typingctx: Any, array: Any, offset: Any) -> Any:
-    """Ask for the cache line of an element, to be read, into the second-level cache."""
-
-    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-        prefetch_at(builder, pointer(context, builder, sig.args[0], *args))
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp), codegen
 
 
 @helper
@@ -304,34 +214,33 @@ def _solve(first, nodes, head, begin, width, sizes, window, places, scratch):
         by_k, by_q = places.by_k + t * places.step, places.by_q + t * places.step
         path, depth, own = node * window.columns, window.depths[node], splat(scratch[by_q + t])
         c = 0
-        while (
-            WIDE and c + GROUP <= width
-        ):  # four columns of lanes: as many chains in flight as a multiply-add takes cycles
-            v0, v1, v2, v3 = _four(window.v, line + c)
-            s0, s1, s2, s3 = _four(scratch, seen_k + c)
-            o0, o1, o2, o3 = _four(scratch, seen_q + c)
+        # Four vectors of columns: as many chains in flight as a multiply-add takes cycles.
+        while WIDE and c + GROUP <= width:
+            v0, v1, v2, v3 = load_four(window.v, line + c)
+            s0, s1, s2, s3 = load_four(scratch, seen_k + c)
+            o0, o1, o2, o3 = load_four(scratch, seen_q + c)
             r0, r1, r2, r3 = v0 - before * s0, v1 - before * s1, v2 - before * s2, v3 - before * s3
             o0, o1, o2, o3 = before * o0, before * o1, before * o2, before * o3
             for rank in range(depth):
                 i = np.int64(window.paths[path + rank])
                 a, b, u = splat(scratch[by_k + i]), splat(scratch[by_q + i]), places.u + i * places.y_step + c
-                u0, u1, u2, u3 = _four(scratch, u)
+                u0, u1, u2, u3 = load_four(scratch, u)
                 r0, r1, r2, r3 = fma(a, u0, r0), fma(a, u1, r1), fma(a, u2, r2), fma(a, u3, r3)
                 o0, o1, o2, o3 = fma(b, u0, o0), fma(b, u1, o1), fma(b, u2, o2), fma(b, u3, o3)
             r0, r1, r2, r3 = beta * r0, beta * r1, beta * r2, beta * r3
-            _put(scratch, places.u + t * places.y_step + c, r0, r1, r2, r3)
-            _put(window.written, line + c, r0, r1, r2, r3)
-            _put(window.outputs, line + c, fma(own, r0, o0), fma(own, r1, o1), fma(own, r2, o2), fma(own, r3, o3))
+            store_four(scratch, places.u + t * places.y_step + c, r0, r1, r2, r3)
+            store_four(window.written, line + c, r0, r1, r2, r3)
+            store_four(window.outputs, line + c, fma(own, r0, o0), fma(own, r1, o1), fma(own, r2, o2), fma(own, r3, o3))
             c += GROUP
         while c + PAIR <= width:
-            v0, v1 = _two(window.v, line + c)
-            s0, s1 = _two(scratch, seen_k + c)
-            o0, o1 = _two(scratch, seen_q + c)
+            v0, v1 = load_two(window.v, line + c)
+            s0, s1 = load_two(scratch, seen_k + c)
+            o0, o1 = load_two(scratch, seen_q + c)
             r0, r1, o0, o1 = v0 - before * s0, v1 - before * s1, before * o0, before * o1
             for rank in range(depth):
                 i = np.int64(window.paths[path + rank])
                 a, b = splat(scratch[by_k + i]), splat(scratch[by_q + i])
-                u0, u1 = _two(scratch, places.u + i * places.y_step + c)
+                u0, u1 = load_two(scratch, places.u + i * places.y_step + c)
                 r0, r1, o0, o1 = fma(a, u0, r0), fma(a, u1, r1), fma(b, u0, o0), fma(b, u1, o1)
             r0, r1 = beta * r0, beta * r1
             for lanes, r, o in ((0, r0, o0), (LANES, r1, o1)):
@@ -351,26 +260,3 @@ def _solve(first, nodes, head, begin, width, sizes, window, places, scratch):
             store(window.written, line + c, r)
             store(window.outputs, line + c, fma(own, r, o))
             c += LANES
-
-
-@helper
-def _four(source, at):
-    return (
-        load(source, at),
-        load(source, at + LANES),
-        load(source, at + 2 * LANES),
-        load(source, at + 3 * LANES),
-    )
-
-
-@helper
-def _two(source, at):
-    return load(source, at), load(source, at + LANES)
-
-
-@helper
-def _put(goal, at, a, b, c, d):
-    store(goal, at, a)
-    store(goal, at + LANES, b)
-    store(goal, at + 2 * LANES, c)
-    store(goal, at + 3 * LANES, d)

@@ -8,19 +8,15 @@ chunks or on the number of threads. They are not those of the float32 step: this
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from specdec_core.arrays import host
-from specdec_core.kernels.attention.numba import nodes_of_unit
-from specdec_core.kernels.llama_step import KeyValueCache, LlamaShape
+from specdec_core.kernels.llama_step import LlamaShape
 from specdec_core.kernels.llama_step.int8_step import Matrices, Rows, Width, int8_step
-from specdec_core.kernels.llama_step.numba import NumbaLlama, _plain, _units, _visible
+from specdec_core.kernels.llama_step.numba import EMBEDDING, NumbaLlama, head_name, model_of, plain, tensor_of
 from specdec_core.kernels.llama_step.numba_step import (
-    CLAIMS,
     DOWN,
     GATE_UP,
     NORM,
@@ -31,12 +27,9 @@ from specdec_core.kernels.llama_step.numba_step import (
     Pass,
     Scratch,
 )
-from specdec_core.kernels.plan import StepPlan
-from specdec_core.kernels.rotary import rotary_tables
 from specdec_core.kernels.simd import LANES, padded
 from specdec_core.kernels.skinny_linear.int8 import aligned_bytes, group_of, groups_of, pack_int8, quantize, row_bytes
-from specdec_core.kernels.threads import COUNTER, team
-from specdec_core.placement import Placement
+from specdec_core.kernels.threads import team
 
 
 class Int8Llama(NumbaLlama):
@@ -49,56 +42,15 @@ class Int8Llama(NumbaLlama):
     only the number of threads is used.
     """
 
-    def __init__(self, config: LlamaShape, weights: Mapping[str, Any], placement: Placement):
-        # Not the parent's: that would pack the weights in float32.
-        self.config = config
-        self.workers = placement.workers
-        self._model, self._matrices = pack_int8_model(config, weights)
-        self._scratch: Scratch | None = None
+    def _pack(self, weights: Mapping[str, Any]) -> None:
+        self._model, self._matrices = pack_int8_model(self.config, weights)
         self._rows = Rows(aligned_bytes(0), aligned_bytes(0))
-        self._calling = threading.Lock()
 
-    def __call__(
-        self,
-        plan: StepPlan,
-        cache: KeyValueCache,
-        *,
-        layers: int,
-        scored: np.ndarray | None,
-        feature_layers: tuple[int, ...] = (),
-    ) -> tuple[np.ndarray | None, np.ndarray | None]:
-        self._require(plan, cache, layers, scored, feature_layers)
-        c, nodes = self.config, len(plan.tokens)
-        asked = _plain(np.zeros(0, np.int64) if scored is None else scored)
-        logits = np.empty((len(asked), padded(c.vocabulary)), np.float32)
-        features = np.empty((nodes, len(feature_layers), c.hidden_size), np.float32)
-        work = Pass(
-            tokens=_plain(plan.tokens),
-            slots=_plain(plan.slots),
-            entries=plan.entries,
-            positions=plan.positions,
-            visible=_visible(plan),
-            units=_units(plan, nodes_of_unit(c.heads // c.kv_heads)),
-            scored=asked,
-            layers=layers,
-            feature_layers=np.array(feature_layers, np.int64),
-            keys=cache.keys.numpy().reshape(-1),
-            values=cache.values.numpy().reshape(-1),
-            cache_slots=cache.keys.shape[1],
-            capacity=cache.keys.shape[3],
-            features=features.reshape(-1),
-            logits=logits.reshape(-1),
-            counters=np.zeros((CLAIMS * layers + 1) * COUNTER, np.int64),
-        )
-        with self._calling:
-            scratch = self._room(nodes, len(asked), int(work.visible.lengths.max()))
-            m = self._matrices
-            inputs = max(nodes * max(m.hidden.step, m.queries.step), len(asked) * m.hidden.step)
-            self._rows = room_for_rows(self._rows, inputs, nodes * m.inner.step)
-            team(self.workers).run(int8_step, self._model, m, work, scratch, self._rows)
-        if logits.shape[1] != c.vocabulary:
-            logits = np.ascontiguousarray(logits[:, : c.vocabulary])
-        return (None if scored is None else logits), (features if feature_layers else None)
+    def _run(self, work: Pass, scratch: Scratch) -> None:
+        m, nodes, scored = self._matrices, len(work.tokens), len(work.scored)
+        inputs = max(nodes * max(m.hidden.step, m.queries.step), scored * m.hidden.step)
+        self._rows = room_for_rows(self._rows, inputs, nodes * m.inner.step)
+        team(self.workers).run(int8_step, self._model, m, work, scratch, self._rows)
 
 
 def room_for_rows(rows: Rows, inputs: int, active: int) -> Rows:
@@ -123,12 +75,7 @@ def pack_int8_model(config: LlamaShape, weights: Mapping[str, Any]) -> tuple[Mod
     packed: list[np.ndarray] = []
 
     def get(name: str, *shape: int) -> np.ndarray:
-        if name not in weights:
-            raise KeyError(f"the weights have no tensor {name!r}, which a Llama model of {c.layers} layers needs")
-        values = host(weights[name])
-        if values.shape != shape:
-            raise ValueError(f"{name} has shape {values.shape}: expected {shape} from the model's config")
-        return np.ascontiguousarray(values, np.float32)
+        return tensor_of(config, weights, name, *shape)
 
     def tiles(inputs: int, **outputs: int) -> np.ndarray:
         return tiles_of({name: get(name, rows, inputs) for name, rows in outputs.items()})
@@ -150,27 +97,11 @@ def pack_int8_model(config: LlamaShape, weights: Mapping[str, Any]) -> tuple[Mod
         places[layer, GATE_UP] = put(np.stack([gate, up], axis=1))
         places[layer, DOWN] = put(tiles(inner, **{mlp + "down_proj.weight": hidden}))
     norms[-1, :hidden] = get("model.norm.weight", hidden)
-    embedding = "model.embed_tokens.weight"
-    head = put(tiles(hidden, **{embedding if c.tied_head else "lm_head.weight": c.vocabulary}))
-    tables = rotary_tables(c.context, c.head_dim, c.rope_theta)
-    cosine, sine = (table.astype(np.float32).reshape(-1) for table in tables)
-    model = Model(
-        weights=norms.reshape(-1),
-        places=places,
-        embedding=_plain(get(embedding, c.vocabulary, hidden), np.float32).reshape(-1),
-        tied=False,  # as for the look-up: whatever the head is, the embedding has rows of its own
-        final_norm=2 * c.layers * padded_hidden,
-        head=head,
-        cosine=cosine,
-        sine=sine,
-        hidden=hidden,
-        inner=inner,
-        heads=c.heads,
-        kv_heads=c.kv_heads,
-        head_dim=c.head_dim,
-        vocabulary=c.vocabulary,
-        epsilon=float(c.norm_eps),
-    )
+    head = put(tiles(hidden, **{head_name(c): c.vocabulary}))
+    # The embedding has rows of its own, whatever the head is.
+    embedding = plain(get(EMBEDDING, c.vocabulary, hidden), np.float32).reshape(-1)
+    final_norm = 2 * c.layers * padded_hidden
+    model = model_of(c, norms.reshape(-1), places, final_norm, head, embedding=embedding, tied=False)
     return model, Matrices(end_to_end(packed), width_of(hidden), width_of(queries), width_of(inner))
 
 

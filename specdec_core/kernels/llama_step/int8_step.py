@@ -22,12 +22,12 @@ from specdec_core.kernels.llama_step.numba_step import (
     OUT,
     POST_NORM,
     QKV,
-    _attention,
-    _embed,
-    _keep_features,
-    _norm_row,
-    _rotate,
-    _silu,
+    attention,
+    embed,
+    keep_features,
+    norm_row,
+    rotate,
+    silu,
 )
 from specdec_core.kernels.simd import LANES, load, padded, row_step, store
 from specdec_core.kernels.skinny_linear.int8 import product_int8, quantize_group
@@ -76,13 +76,13 @@ def int8_step(worker, workers, control, model, matrices, work, scratch, rows):
     nodes = work.tokens.size
     first, last = worker * nodes // workers, (worker + 1) * nodes // workers
     own = scratch.private[worker]
-    _embed(model, work.tokens, scratch.hidden, first, last)
+    embed(model, work.tokens, scratch.hidden, first, last)
     for layer in range(work.layers):
         if not _layer(workers, control, model, matrices, work, scratch, rows, own, layer, first, last):
             return
-        _keep_features(work, scratch.hidden, model.hidden, layer, first, last)
+        keep_features(work, scratch.hidden, model.hidden, layer, first, last)
     if work.scored.size:
-        _head(worker, workers, control, model, matrices, work, scratch, rows)
+        score_int8(worker, workers, control, model, matrices, work, scratch, rows)
     barrier(control, workers)
 
 
@@ -108,10 +108,10 @@ def _layer(workers, control, model, matrices, work, scratch, rows, own, layer, f
     if not barrier(control, workers):
         return False
     for node in range(first, last):
-        _rotate(model, work, scratch, layer, node, qkv)
+        rotate(model, work, scratch, layer, node, qkv)
     if not barrier(control, workers):
         return False
-    _attention(work.counters, claims + 1, model, work, scratch, own, layer)
+    attention(work.counters, claims + 1, model, work, scratch, own, layer)
     if not barrier(control, workers):
         return False
     for node in range(first, last):
@@ -133,7 +133,7 @@ def _layer(workers, control, model, matrices, work, scratch, rows, own, layer, f
         )  # fmt: skip
     if not barrier(control, workers):
         return False
-    _gated(workers, work.counters, claims + 3, matrices, places[layer, GATE_UP], nodes, scratch.active, rows, own)
+    gated_int8(workers, work.counters, claims + 3, matrices, places[layer, GATE_UP], nodes, scratch.active, rows, own)
     if not barrier(control, workers):
         return False
     product_int8(
@@ -146,7 +146,7 @@ def _layer(workers, control, model, matrices, work, scratch, rows, own, layer, f
 @helper
 def quantize_normed(model, norm, source, at, normed, normed_at, width, goal, goal_at):
     """RMSNorm of the row that begins at source[at], then its bytes, from goal[goal_at] on."""
-    _norm_row(model.weights, norm, model, source, at, normed, normed_at)
+    norm_row(model.weights, norm, model, source, at, normed, normed_at)
     quantize_row(normed, normed_at, 0, width.groups, width, goal, goal_at)
 
 
@@ -162,7 +162,7 @@ def quantize_row(source, at, first, last, width, goal, goal_at):
 
 
 @inlined
-def _gated(workers, counters, phase, matrices, at, nodes, active, rows, own):
+def gated_int8(workers, counters, phase, matrices, at, nodes, active, rows, own):
     """SiLU(gate) · up and its bytes; tiles of gate and up lie side by side in the packed matrix."""
     hidden, inner, step = matrices.hidden, matrices.inner, row_step(matrices.inner.size)
     tiles, tile_bytes = 2 * padded(inner.size) // LANES, hidden.groups * group_bytes(hidden.group)
@@ -189,13 +189,13 @@ def _gated(workers, counters, phase, matrices, at, nodes, active, rows, own):
                 for pair in range(count // 2):
                     source = (row * count + 2 * pair) * LANES
                     goal = (first + row) * step + (tile // 2 + pair) * LANES
-                    store(active, goal, _silu(load(own, source)) * load(own, source + LANES))
+                    store(active, goal, silu(load(own, source)) * load(own, source + LANES))
                 quantize_row(active, (first + row) * step, group, end, inner, rows.active, (first + row) * inner.step)
         unit = claim(counters, phase)
 
 
 @inlined
-def _head(worker, workers, control, model, matrices, work, scratch, rows):
+def score_int8(worker, workers, control, model, matrices, work, scratch, rows):
     """Final norm and head of the scored nodes only."""
     count, hidden, step = work.scored.size, matrices.hidden, row_step(model.hidden)
     for row in range(worker * count // workers, (worker + 1) * count // workers):

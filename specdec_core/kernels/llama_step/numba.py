@@ -33,6 +33,7 @@ from specdec_core.kernels.skinny_linear.numba import MOST_TILES, pack
 from specdec_core.kernels.threads import COUNTER, team
 from specdec_core.placement import Placement
 
+EMBEDDING = "model.embed_tokens.weight"
 _NONE = np.zeros(0, np.int64)
 
 
@@ -46,9 +47,17 @@ class NumbaLlama:
     def __init__(self, config: LlamaShape, weights: Mapping[str, Any], placement: Placement):
         self.config = config
         self.workers = placement.workers
-        self._model = pack_model(config, weights)
+        self._pack(weights)
         self._scratch: Scratch | None = None
         self._calling = threading.Lock()
+
+    def _pack(self, weights: Mapping[str, Any]) -> None:
+        """Make what a step reads of the weights: `_model`."""
+        self._model = pack_model(self.config, weights)
+
+    def _run(self, work: Pass, scratch: Scratch) -> None:
+        """The compiled step."""
+        team(self.workers).run(decoder_step, self._model, work, scratch)
 
     def __call__(
         self,
@@ -61,16 +70,16 @@ class NumbaLlama:
     ) -> tuple[np.ndarray | None, np.ndarray | None]:
         self._require(plan, cache, layers, scored, feature_layers)
         c, nodes = self.config, len(plan.tokens)
-        rows = _NONE if scored is None else _plain(scored)
+        rows = _NONE if scored is None else plain(scored)
         logits = np.empty((len(rows), padded(c.vocabulary)), np.float32)
         features = np.empty((nodes, len(feature_layers), c.hidden_size), np.float32)
         work = Pass(
-            tokens=_plain(plan.tokens),
-            slots=_plain(plan.slots),
+            tokens=plain(plan.tokens),
+            slots=plain(plan.slots),
             entries=plan.entries,
             positions=plan.positions,
-            visible=_visible(plan),
-            units=_units(plan, nodes_of_unit(c.heads // c.kv_heads)),
+            visible=visible_of(plan),
+            units=units_of(plan, nodes_of_unit(c.heads // c.kv_heads)),
             scored=rows,
             layers=layers,
             feature_layers=np.array(feature_layers, np.int64),
@@ -84,7 +93,7 @@ class NumbaLlama:
         )
         with self._calling:
             scratch = self._room(nodes, len(rows), int(work.visible.lengths.max()))
-            team(self.workers).run(decoder_step, self._model, work, scratch)
+            self._run(work, scratch)
         if logits.shape[1] != c.vocabulary:
             logits = np.ascontiguousarray(logits[:, : c.vocabulary])
         return (None if scored is None else logits), (features if feature_layers else None)
@@ -143,12 +152,12 @@ class NumbaLlama:
                     f"a cache of {store.dtype} on {store.device}, contiguous: {store.is_contiguous()}; expected "
                     "contiguous float32 on the cpu (the numba engine computes nothing else)"
                 )
-        _require_within(plan.tokens, c.vocabulary, "token", "the vocabulary")
-        _require_within(plan.positions, c.context, "position", "the model's context")
-        _require_within(plan.slots, shape[1], "slot", "the cache's slots")
-        _require_within(plan.entries, shape[3], "cache entry", "the cache's capacity")
+        require_within(plan.tokens, c.vocabulary, "token", "the vocabulary")
+        require_within(plan.positions, c.context, "position", "the model's context")
+        require_within(plan.slots, shape[1], "slot", "the cache's slots")
+        require_within(plan.entries, shape[3], "cache entry", "the cache's capacity")
         if scored is not None:
-            _require_within(scored, len(plan.tokens), "scored node", "the nodes of the pass")
+            require_within(scored, len(plan.tokens), "scored node", "the nodes of the pass")
 
 
 def pack_model(config: LlamaShape, weights: Mapping[str, Any]) -> Model:
@@ -166,16 +175,11 @@ def pack_model(config: LlamaShape, weights: Mapping[str, Any]) -> Model:
     layer_size = sum(sizes)
     final_norm = layer_size * c.layers
     head = final_norm + padded(hidden)
-    flat = _aligned(head + padded(c.vocabulary) * hidden)
+    flat = aligned(head + padded(c.vocabulary) * hidden)
     places = np.arange(c.layers)[:, None] * layer_size + np.cumsum([0, *sizes[:-1]])
 
     def get(name: str, *shape: int) -> np.ndarray:
-        if name not in weights:
-            raise KeyError(f"the weights have no tensor {name!r}, which a Llama model of {c.layers} layers needs")
-        values = host(weights[name])
-        if values.shape != shape:
-            raise ValueError(f"{name} has shape {values.shape}: expected {shape} from the model's config")
-        return np.ascontiguousarray(values, np.float32)
+        return tensor_of(config, weights, name, *shape)
 
     def put_norm(name: str, at: int) -> None:
         flat[at : at + padded(hidden)] = 0
@@ -193,20 +197,29 @@ def pack_model(config: LlamaShape, weights: Mapping[str, Any]) -> Model:
         pack(get(prefix + "mlp.up_proj.weight", c.intermediate_size, hidden), flat, at[4] + LANES * hidden, 2 * LANES)
         pack(get(prefix + "mlp.down_proj.weight", hidden, c.intermediate_size), flat, at[5], LANES)
     put_norm("model.norm.weight", final_norm)
-    name = "model.embed_tokens.weight" if c.tied_head else "lm_head.weight"
-    pack(get(name, c.vocabulary, hidden), flat, head, LANES)
+    pack(get(head_name(c), c.vocabulary, hidden), flat, head, LANES)
+    embedding = flat if c.tied_head else get(EMBEDDING, c.vocabulary, hidden).reshape(-1)
+    return model_of(c, flat, places, final_norm, head, embedding=embedding, tied=c.tied_head)
+
+
+def model_of(
+    config: LlamaShape, weights: np.ndarray, places: np.ndarray, final_norm: int, head: int, *,
+    embedding: np.ndarray, tied: bool,
+) -> Model:  # fmt: skip
+    """A model of this shape: where its weights lie, and the sizes and tables that a step needs beside them."""
+    c = config
     tables = rotary_tables(c.context, c.head_dim, c.rope_theta)
     cosine, sine = (table.astype(np.float32).reshape(-1) for table in tables)
     return Model(
-        weights=flat,
+        weights=weights,
         places=places.astype(np.int64),
-        embedding=flat if c.tied_head else get("model.embed_tokens.weight", c.vocabulary, hidden).reshape(-1),
-        tied=c.tied_head,
+        embedding=embedding,
+        tied=tied,
         final_norm=final_norm,
         head=head,
         cosine=cosine,
         sine=sine,
-        hidden=hidden,
+        hidden=c.hidden_size,
         inner=c.intermediate_size,
         heads=c.heads,
         kv_heads=c.kv_heads,
@@ -216,33 +229,51 @@ def pack_model(config: LlamaShape, weights: Mapping[str, Any]) -> Model:
     )
 
 
-def _aligned(size: int) -> np.ndarray:
+def head_name(config: LlamaShape) -> str:
+    """The tensor that is the head."""
+    return EMBEDDING if config.tied_head else "lm_head.weight"
+
+
+def tensor_of(config: LlamaShape, weights: Mapping[str, Any], name: str, *shape: int) -> np.ndarray:
+    """A tensor as contiguous float32. KeyError if it is absent, ValueError if it has another shape."""
+    if name not in weights:
+        raise KeyError(f"the weights have no tensor {name!r}, which a Llama model of {config.layers} layers needs")
+    values = host(weights[name])
+    if values.shape != shape:
+        raise ValueError(f"{name} has shape {values.shape}: expected {shape} from the model's config")
+    return np.ascontiguousarray(values, np.float32)
+
+
+def aligned(size: int) -> np.ndarray:
     """Uninitialised float32, beginning at a cache line: then no vector of a tile straddles two."""
     room = np.empty(size + LANES, np.float32)
     skip = -(room.ctypes.data // 4) % LANES
     return room[skip : skip + size]
 
 
-def _plain(values: np.ndarray, dtype: type = np.int64) -> np.ndarray:
+def plain(values: np.ndarray, dtype: type = np.int64) -> np.ndarray:
     """The values as a contiguous, writable array: for any other kind numba would compile the whole step once more."""
     if values.dtype == dtype and values.flags.c_contiguous and values.flags.writeable:
         return values
     return np.array(values, dtype, order="C")
 
 
-def _visible(plan: StepPlan) -> Visible:
+def visible_of(plan: StepPlan) -> Visible:
+    """What each node of a plan sees, as attention takes it."""
     straight = np.empty(len(plan.tokens), np.int64)
-    committed, paths, columns = _plain(plan.committed), _plain(plan.paths, np.int32).reshape(-1), plan.paths.shape[1]
-    find_visible(committed, _plain(plan.depths), _plain(plan.nodes), paths, columns, straight)
+    committed, paths, columns = plain(plan.committed), plain(plan.paths, np.int32).reshape(-1), plan.paths.shape[1]
+    find_visible(committed, plain(plan.depths), plain(plan.nodes), paths, columns, straight)
     return Visible(committed, plan.positions + 1, straight, paths, columns)
 
 
-def _units(plan: StepPlan, most: int) -> np.ndarray:
+def units_of(plan: StepPlan, most: int) -> np.ndarray:
+    """Every row's nodes cut into units of attention of at most `most`: first and last node, `[U, 2]`."""
     units = np.empty((len(plan.tokens), 2), np.int64)
-    return units[: find_units(_plain(plan.offsets), most, units)]
+    return units[: find_units(plain(plan.offsets), most, units)]
 
 
-def _require_within(values: np.ndarray, limit: int, what: str, whose: str) -> None:
+def require_within(values: np.ndarray, limit: int, what: str, whose: str) -> None:
+    """Raise ValueError, naming one, unless all values lie in 0…limit − 1; `whose` says what the limit is."""
     if not len(values):
         return
     lowest, highest = int(values.min()), int(values.max())

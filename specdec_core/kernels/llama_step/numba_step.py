@@ -102,13 +102,13 @@ def decoder_step(worker, workers, control, model, work, scratch):
     nodes = work.tokens.size
     first, last = worker * nodes // workers, (worker + 1) * nodes // workers
     own = scratch.private[worker]
-    _embed(model, work.tokens, scratch.hidden, first, last)
+    embed(model, work.tokens, scratch.hidden, first, last)
     for layer in range(work.layers):
         if not _layer(workers, control, model, work, scratch, own, layer, first, last):
             return
-        _keep_features(work, scratch.hidden, model.hidden, layer, first, last)
+        keep_features(work, scratch.hidden, model.hidden, layer, first, last)
     if work.scored.size:
-        _head(worker, workers, control, model, work, scratch)
+        score(worker, workers, control, model, work, scratch)
     barrier(control, workers)
 
 
@@ -120,7 +120,7 @@ def _layer(workers, control, model, work, scratch, own, layer, first, last):
     queries = model.heads * model.head_dim
     qkv = padded(queries + 2 * model.kv_heads * model.head_dim)
 
-    _norm(weights, places[layer, NORM], model, scratch.hidden, scratch.normed, first, last)
+    norm_rows(weights, places[layer, NORM], model, scratch.hidden, scratch.normed, first, last)
     if not barrier(control, workers):
         return False
     product(
@@ -130,10 +130,10 @@ def _layer(workers, control, model, work, scratch, own, layer, first, last):
     if not barrier(control, workers):
         return False
     for node in range(first, last):
-        _rotate(model, work, scratch, layer, node, qkv)
+        rotate(model, work, scratch, layer, node, qkv)
     if not barrier(control, workers):
         return False
-    _attention(work.counters, claims + 1, model, work, scratch, own, layer)
+    attention(work.counters, claims + 1, model, work, scratch, own, layer)
     if not barrier(control, workers):
         return False
     product(
@@ -142,10 +142,10 @@ def _layer(workers, control, model, work, scratch, own, layer, first, last):
     )  # fmt: skip
     if not barrier(control, workers):
         return False
-    _norm(weights, places[layer, POST_NORM], model, scratch.hidden, scratch.normed, first, last)
+    norm_rows(weights, places[layer, POST_NORM], model, scratch.hidden, scratch.normed, first, last)
     if not barrier(control, workers):
         return False
-    _gated(workers, work.counters, claims + 3, model, places[layer, GATE_UP], nodes, scratch, own)
+    gated(workers, work.counters, claims + 3, model, places[layer, GATE_UP], nodes, scratch, own)
     if not barrier(control, workers):
         return False
     product(
@@ -156,7 +156,8 @@ def _layer(workers, control, model, work, scratch, own, layer, first, last):
 
 
 @helper
-def _embed(model, tokens, hidden, first, last):
+def embed(model, tokens, hidden, first, last):
+    """Rows first … last − 1 of the residual stream: their tokens' rows of the embedding, padded with zeros."""
     for node in range(first, last):
         token, goal = tokens[node], node * row_step(model.hidden)
         for j in range(model.hidden):
@@ -170,15 +171,15 @@ def _embed(model, tokens, hidden, first, last):
 
 
 @helper
-def _norm(weights, at, model, source, goal, first, last):
+def norm_rows(weights, at, model, source, goal, first, last):
     """RMSNorm of rows first … last − 1."""
     step = row_step(model.hidden)
     for row in range(first, last):
-        _norm_row(weights, at, model, source, row * step, goal, row * step)
+        norm_row(weights, at, model, source, row * step, goal, row * step)
 
 
 @helper
-def _norm_row(weights, at, model, source, source_at, goal, goal_at):
+def norm_row(weights, at, model, source, source_at, goal, goal_at):
     """x / √(mean x² + ε) · weight. Lanes sum x² separately, then by halves."""
     width = padded(model.hidden)
     squares = splat(np.float32(0))
@@ -192,7 +193,7 @@ def _norm_row(weights, at, model, source, source_at, goal, goal_at):
 
 
 @helper
-def _rotate(model, work, scratch, layer, node, width):
+def rotate(model, work, scratch, layer, node, width):
     """Rotate a node's queries and keys by its position; keys and values go to its cache entry."""
     size, half, nodes = model.head_dim, model.head_dim // 2, work.tokens.size
     group = model.heads // model.kv_heads
@@ -228,7 +229,7 @@ def _rotate_head(model, angle, source, source_at, goal, goal_at, half, scale):
 
 
 @inlined
-def _attention(counters, phase, model, work, scratch, own, layer):
+def attention(counters, phase, model, work, scratch, own, layer):
     """Units of attention: nodes of one row times one KV head. The last nodes see most and are given out first."""
     size, nodes, group = model.head_dim, work.tokens.size, model.heads // model.kv_heads
     count, step = work.units.shape[0] * model.kv_heads, row_step(model.heads * size)
@@ -247,7 +248,7 @@ def _attention(counters, phase, model, work, scratch, own, layer):
 
 
 @inlined
-def _gated(workers, counters, phase, model, at, nodes, scratch, own):
+def gated(workers, counters, phase, model, at, nodes, scratch, own):
     """active = SiLU(gate) · up; tiles of gate and up lie side by side in the packed matrix."""
     k, step, active = model.hidden, row_step(model.hidden), row_step(model.inner)
     tiles = 2 * padded(model.inner) // LANES
@@ -269,18 +270,19 @@ def _gated(workers, counters, phase, model, at, nodes, scratch, own):
                 for pair in range(count // 2):
                     source = (row * count + 2 * pair) * LANES
                     goal = (first + row) * active + (tile // 2 + pair) * LANES
-                    store(scratch.active, goal, _silu(load(own, source)) * load(own, source + LANES))
+                    store(scratch.active, goal, silu(load(own, source)) * load(own, source + LANES))
         unit = claim(counters, phase)
 
 
 @helper
-def _silu(x):
+def silu(x):
+    """x / (1 + e^−x), lane by lane."""
     one = splat(np.float32(1))
     return x / (one + exp(splat(np.float32(0)) - x))
 
 
 @helper
-def _keep_features(work, hidden, size, layer, first, last):
+def keep_features(work, hidden, size, layer, first, last):
     """Copy this worker's rows of the residual stream if the layer's output was asked for."""
     kept = work.feature_layers.size
     for column in range(kept):
@@ -290,11 +292,11 @@ def _keep_features(work, hidden, size, layer, first, last):
 
 
 @inlined
-def _head(worker, workers, control, model, work, scratch):
+def score(worker, workers, control, model, work, scratch):
     """Final norm and head of the scored nodes only."""
     count, step = work.scored.size, row_step(model.hidden)
     for row in range(worker * count // workers, (worker + 1) * count // workers):
-        _norm_row(
+        norm_row(
             model.weights, model.final_norm, model, scratch.hidden, work.scored[row] * step,
             scratch.scored, row * step,
         )  # fmt: skip

@@ -10,8 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specdec_core.protocol import Verification
-from specdec_core.state.ragged_kv import CacheError
+from specdec_core.topology import Forest
+
+
+class CacheError(RuntimeError):
+    """The cache cannot do what was asked; nothing was changed."""
 
 
 class Slots:
@@ -44,14 +47,18 @@ class Slots:
         self.epoch += 1
         return self.epoch
 
-    def require_paths(self, verification: Verification, paths: Sequence[np.ndarray]) -> None:
-        """Raise CacheError if the verification is stale or a path is none from the root of its row's tree."""
-        if verification.epoch != self.epoch:
+    def require_current(self, epoch: int) -> None:
+        """Raise CacheError if a verification of that epoch is stale."""
+        if epoch != self.epoch:
             raise CacheError(
-                f"verification {verification.epoch} is stale: its state has been verified, committed, rewound or "
-                "released since, so its entries may be gone: commit before anything else, or verify again"
+                f"verification {epoch} is stale: its state has been verified, committed, rewound or released since, so "
+                "its entries may be gone: commit before anything else, or verify again"
             )
-        for row, (shape, path) in enumerate(zip(verification.forest.trees, paths, strict=True)):
+
+    def require_paths(self, epoch: int, forest: Forest, paths: Sequence[np.ndarray]) -> None:
+        """Raise CacheError if the verification is stale or a path is none from the root of its row's tree."""
+        self.require_current(epoch)
+        for row, (shape, path) in enumerate(zip(forest.trees, paths, strict=True)):
             if not len(path):
                 continue
             last = int(path[-1])
