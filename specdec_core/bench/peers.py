@@ -67,7 +67,7 @@ class PeerPlan:
 
 
 PLANS = {
-    "quick": PeerPlan((3,), (2,), ("Q8_0", "Q4_1"), tuning=1, report=2, max_new_tokens=16),
+    "quick": PeerPlan((3,), (2,), ("Q8_0", "Q4_1"), tuning=1, report=1, max_new_tokens=16),
     "full": PeerPlan((1, 2, 3, 4, 5, 6, 7, 8), (1, 2, 3), FORMATS, tuning=2, report=5, max_new_tokens=48,
                      temperatures=(0.0, 1.0)),
 }  # fmt: skip

@@ -8,10 +8,10 @@ one engine's float32 with the other's) tell how much of it is rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from specdec_core.bench.sources import LOOP
 from specdec_core.decode import generate
 from specdec_core.evidence.layout import Layout, known_profile
 from specdec_core.evidence.provenance import fingerprint
-from specdec_core.evidence.quality_records import QUALITY
+from specdec_core.evidence.quality_records import QUALITY, pooled_quality
 from specdec_core.evidence.records import RecordWriter
 from specdec_core.evidence.serial_records import ABSENT
 from specdec_core.measure.sweep import Case
@@ -34,6 +34,9 @@ from specdec_core.rows import Request
 from specdec_core.sampling import Options
 from specdec_core.targets.mlx import MlxTarget
 from specdec_core.topology import chain, forest
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 CODE = (
     *dict.fromkeys((*BACKEND_CODE, *LOOP)),
@@ -190,3 +193,24 @@ def divergences(truth: np.ndarray, other: np.ndarray) -> np.ndarray:
 def _log_softmax(logits: np.ndarray) -> np.ndarray:
     shifted = logits - logits.max(axis=1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
+def quality_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """A line an engine, from QUALITY rows: KL from its reference in thousandths of a nat a position, and how often both
+    hold the same token for the most probable, in per cent; each with its interval."""
+    import pandas as pd
+
+    table = [
+        {
+            "engine": each.engine,
+            "reference": each.reference,
+            "positions": each.positions,
+            "KL, mnat": 1e3 * each.kl.estimate if each.kl else 0.0,
+            "KL interval": f"{1e3 * each.kl.low:.3g} to {1e3 * each.kl.high:.3g}" if each.kl else "all are 0",
+            "largest KL": 1e3 * each.kl_largest,
+            "same token, %": 100 * each.agreement.estimate,
+            "same interval": f"{100 * each.agreement.low:.4g} to {100 * each.agreement.high:.4g}",
+        }
+        for each in pooled_quality(rows)
+    ]
+    return pd.DataFrame(table).set_index("engine")

@@ -28,9 +28,9 @@ CURVES_ONLY = ("llama.cpp Q8_0",)
 """… and one that is only timed pass by pass: the compiled engine's int8 weights are held against it."""
 BACKENDS = (*COMPILED, *LOOKED_UP, *CURVES_ONLY)
 
-TREES = (5, 7, 15)
-"""Nodes of the trained drafter's trees: with the newest token 6, 8 and 16 rows. Six are one step of the kernels on CPUs
-with sixteen registers, eight and sixteen on those with thirty-two."""
+TREES = (5, 11, 15)
+"""Nodes of the trained drafter's trees: with the newest token 6, 12 and 16 rows. Six are one step of the kernels where
+they have sixteen registers, twelve where they have thirty-two; sixteen are more than one on either."""
 DRAFTER_DTYPE = INT8
 """Weights of the trained drafter on either target; the target's own dtype does not bind it."""
 

@@ -33,7 +33,7 @@ DPI = 200
 COLUMN = 3.4
 """Width in inches of one column of print; a figure is one or two of them wide."""
 
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "p", "<")
 _LINES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (6, 1, 1, 1, 1, 1)))
 
 

@@ -12,7 +12,7 @@ from specdec_core.bench.backend_sweep import (
     summary_table,
 )
 from specdec_core.bench.serial_backends import BackendFactory
-from specdec_core.bench.sweep_configurations import BACKENDS
+from specdec_core.bench.sweep_configurations import BACKENDS, TREES
 from specdec_core.evidence.claims import claim
 from specdec_core.evidence.evaluate import evaluate, judge
 from specdec_core.evidence.layout import PROFILES
@@ -34,7 +34,7 @@ PLAN = SweepPlan(
     ks=(1, 3), tuning=1, report=1, max_new_tokens=8, repeats=2, contexts=(8, 24), sampled=(0, 1), sampled_ks=(3,),
     backends=("numba float32", "numba int8", "torch float32", "llama.cpp Q4_1", "llama.cpp Q4_0", "llama.cpp Q8_0"),
 )  # fmt: skip
-KNOWING = ("n-gram", "EAGLE chain", "EAGLE tree 7", "EAGLE tree 15")
+KNOWING = ("n-gram", "EAGLE chain", *(f"EAGLE tree {nodes}" for nodes in TREES))
 LENGTHS = {f"{backend} · {drafter}": (3,) for backend in ("numba float32", "numba int8") for drafter in KNOWING}
 GREEDY = dict.fromkeys((*LENGTHS, "numba float32 · n-gram tree", "numba float32 · itself in int8"), PLAN.ks) | {
     f"{backend} · {drafter}": (1,)
@@ -157,7 +157,7 @@ class TestRun:
             widths.setdefault(row["backend"], set()).add(row["n"])
         chains = {1, 2, 4}
         assert widths == {
-            "numba float32": chains | {7, 8, 16}, "numba int8": chains | {8, 16}, "torch float32": {1, 2},
+            "numba float32": chains | {6, 7, 12, 16}, "numba int8": chains | {6, 12, 16}, "torch float32": {1, 2},
             "llama.cpp Q4_1": {1, 2}, "llama.cpp Q8_0": chains,
         }  # fmt: skip
         assert {row["context"] for row in run[0].curves} == set(PLAN.contexts)

@@ -19,6 +19,7 @@ from specdec_core.bench.linear_speed import (
     SchemesDisagree,
     SpeedCell,
     SpeedPlan,
+    beyond_cache,
     cell_rows,
     cells,
     machine_limits,
@@ -30,7 +31,17 @@ from specdec_core.bench.linear_traffic import Layer, prepare
 from specdec_core.bench.linear_windows import batch_of, in_dtype, random_inputs, random_state, spread_paths
 from specdec_core.evidence.evaluate import judge
 from specdec_core.evidence.layout import PROFILES, Layout
-from specdec_core.evidence.linear_claims import DELAYED, EAGER, FACTORS, FUSED, RELOAD, SCHEMES, SNAPSHOTS, floors
+from specdec_core.evidence.linear_claims import (
+    CACHES,
+    DELAYED,
+    EAGER,
+    FACTORS,
+    FUSED,
+    RELOAD,
+    SCHEMES,
+    SNAPSHOTS,
+    floors,
+)
 from specdec_core.evidence.linear_records import LINEAR_SPEED
 from specdec_core.evidence.records import find_records, read_records
 from specdec_core.evidence.verdicts import Outcome
@@ -76,6 +87,27 @@ def test_the_limits_are_the_best_of_the_same_run(monkeypatch):
     assert given == {"arms": {"read", "gemm"}, "repeats": 7}
     assert found["bytes_per_second"] == ceilings.READ_BYTES / 0.25
     assert found["flops_per_second"] == 2 * ceilings.GEMM_SIZE**3 / 2.0
+
+
+def test_a_cell_is_bounded_by_the_better_of_what_the_machine_does_before_and_after_it(monkeypatch, layout):
+    told = iter([(1.0, 9.0), (3.0, 8.0), (2.0, 8.5)])  # before the first cell, between both, after the second
+    names = "bytes_per_second", "flops_per_second"
+    monkeypatch.setattr(linear_speed, "machine_limits", lambda repeats: dict(zip(names, next(told), strict=True)))
+    rows = measure_speed(SMALL_PLAN, "quick", layout, threads=1)
+    limits = [tuple(row[name] for name in names) for row in rows]
+    assert limits == [(3.0, 9.0)] * len(SCHEMES) + [(3.0, 8.5)] * len(SCHEMES)
+
+
+def test_a_headline_cell_lies_beyond_any_usual_cache():
+    layer = Layer("half a MiB", 8, 128, 128)
+    state = layer.state_bytes()
+    for cache in (state, 40 * state, 63 * state):
+        assert CACHES * cache < beyond_cache(layer, 8, cache=cache) * state <= max(CACHES * cache + state, 8 * state)
+    assert beyond_cache(layer, 8, at_most=100, cache=1000 * state) == 100
+    here = last_level_cache() or 0
+    for plan in PLANS.values():
+        sizes = [cell.layer.state_bytes(cell.batch) for cell in plan.cells if cell.n == 16]
+        assert max(sizes) > CACHES * here or here > 128 << 20
 
 
 def test_all_schemes_of_a_cell_are_interleaved_and_short_rounds_repeated(monkeypatch):

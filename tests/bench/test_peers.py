@@ -10,6 +10,7 @@ import pytest
 from specdec_core.bench import peers as bench
 from specdec_core.bench.peer_decoders import AR, PLAIN, Peer, PeerRun, Setting
 from specdec_core.bench.peers import CODE, PLANS, PeerPlan, measure_peers, open_peers, run_peers, tune
+from specdec_core.bench.sweep_configurations import TREES
 from specdec_core.evidence.layout import PROFILES
 from specdec_core.evidence.peer_records import PEER, PEER_TUNING, over_fastest, peers, speedup, work
 from specdec_core.evidence.provenance import code_hash
@@ -227,7 +228,7 @@ def run(tmp_path_factory, short_prompts):
         yield run_peers(PLAN, factory, "quick", drafter=drafter, layout=layout), layout, factory
 
 
-OURS = ("n-gram", "its first layers", "EAGLE chain", "EAGLE tree 7", "EAGLE tree 15")
+OURS = ("n-gram", "its first layers", "EAGLE chain", *(f"EAGLE tree {nodes}" for nodes in TREES))
 BACKENDS = {"numba float32", "numba int8", "transformers float32", "llama.cpp Q8_0"}
 
 

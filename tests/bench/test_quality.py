@@ -19,6 +19,7 @@ from specdec_core.bench.quality import (
     divergences,
     forced_logits,
     measure_quality,
+    quality_table,
     write_answers,
 )
 from specdec_core.decode import generate
@@ -181,6 +182,22 @@ class TestRun:
         rows = run[0].quality
         assert len(rows) == 7 * 3 and all("report" in row["prompt_id"] for row in rows)
         assert len({(row["prompt_id"], row["positions"]) for row in rows}) == 3
+
+    def test_the_table_says_what_was_pooled(self, run):
+        rows = run[0].quality
+        table, pooled = quality_table(rows), {each.engine: each for each in pooled_quality(rows)}
+        assert list(table.index) == list(pooled) and len(pooled) == 7
+        for name, line in table.iterrows():
+            own = pooled[name]
+            assert line["reference"] == own.reference and line["positions"] == own.positions
+            assert line["same token, %"] == 100 * own.agreement.estimate
+            assert line["largest KL"] == 1e3 * own.kl_largest
+            assert line["KL, mnat"] == (1e3 * own.kl.estimate if own.kl else 0)
+            low, high = map(float, line["same interval"].split(" to "))
+            assert low <= line["same token, %"] + 0.05 and line["same token, %"] - 0.05 <= high
+        coarse = table.loc["llama.cpp Q4_0"]
+        low, high = map(float, coarse["KL interval"].split(" to "))
+        assert 0 < low < coarse["KL, mnat"] < high
 
     def test_fewer_bits_lose_more(self, run):
         found = {each.engine: each.kl.estimate if each.kl else 0.0 for each in pooled_quality(run[0].quality)}

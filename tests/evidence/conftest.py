@@ -161,7 +161,7 @@ def five_pairs() -> list[dict[str, Any]]:
 @pytest.fixture(scope="session")
 def many_pairs() -> list[dict[str, Any]]:
     """As many configurations, backends and long names as a full sweep has, some at T = 1 too."""
-    drafters = ("n-gram", "EAGLE chain", "EAGLE tree 7", "EAGLE tree 15")
+    drafters = ("n-gram", "EAGLE chain", "EAGLE tree 5", "EAGLE tree 11", "EAGLE tree 15")
     backends = ("numba float32", "numba int8", "torch float32", "llama.cpp Q4_1", "llama.cpp Q4_0", "MLX 4-bit")
     own = {"numba float32": ("n-gram tree", *drafters, "first 10 layers", "itself", "itself in int8")}
     pairs = [

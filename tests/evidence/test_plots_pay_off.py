@@ -46,7 +46,7 @@ def points_of(axes) -> list[tuple[float, float, str, str, str]]:
 def test_every_configuration_is_joined_to_what_it_needs(many_pairs, found):
     region, _ = pay_off(many_pairs).axes
     colors, markers, drafters = backend_colors(many_pairs), drafter_markers(many_pairs), drafters_of(many_pairs)
-    assert len(set(markers.values())) == len(markers) == 8
+    assert len(set(markers.values())) == len(markers) == 9
     points = points_of(region)
     assert len(points) == 2 * len(found)
     for one, (tick, point) in zip(found, zip(points[::2], points[1::2], strict=True), strict=True):
@@ -121,7 +121,7 @@ def test_peers_are_other_packages_speculation_at_each_temperature(of_peers):
 class TestWords:
     def test_configurations_that_pay_are_counted(self, many_pairs, found):
         above = sum(one.speedup.estimate > 1 for one in found)
-        assert 0 < above < len(found) == 20
+        assert 0 < above < len(found) == 22
         assert words.pay_off_alt(many_pairs).startswith(f"{above} of 20 configurations accept more than c + s + o/K. ")
 
     def test_times_of_a_round_add_up(self, many_pairs, found):
