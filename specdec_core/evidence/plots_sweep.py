@@ -138,7 +138,8 @@ def speedup_heat_map(rows: Sequence[Row]) -> Figure:
                       color="white" if dark else "black")  # fmt: skip
         axes.add_patch(Rectangle((best - 0.48, line - 0.46), 0.96, 0.92, fill=False, edgecolor="black", linewidth=1))
     colors = sns.diverging_palette(20, 250, s=85, l=45, as_cmap=True)
-    axes.imshow(table, cmap=colors, vmin=-1.5, vmax=1.5, aspect="auto")
+    if names:
+        axes.imshow(table, cmap=colors, vmin=-1.5, vmax=1.5, aspect="auto")
     axes.set_xticks(range(len(ks)), [str(k) for k in ks])
     axes.set_yticks(range(len(names)), names)
     axes.set_xlabel("speculation length K")

@@ -20,7 +20,7 @@ from specdec_core.kernels.skinny_linear.torch import TorchLinear
 from specdec_core.measure.clock import Arm, interleaved
 from specdec_core.measure.curves import curve_arms
 from specdec_core.models.checkpoints import Checkpoint, tiny_llama
-from specdec_core.placement import Placement, synchronise
+from specdec_core.placement import INT8, Placement, PlacementError, synchronise
 from specdec_core.targets.transformer import Transformer
 
 MODEL, SKELETON = "model", "attention and the rest"
@@ -47,7 +47,12 @@ class Operation:
 
 
 def operations(checkpoint: Checkpoint, placement: Placement) -> list[Operation]:
-    """The products of a checkpoint on an engine (without the skeleton); holds a copy of all weights in its dtype."""
+    """The products of a checkpoint on an engine (without the skeleton); holds a copy of all weights in its dtype.
+
+    PlacementError for int8, whose products are part of steps that quantize their inputs on the way.
+    """
+    if placement.dtype == INT8:
+        raise PlacementError("dtype int8: operations are timed in the engines' float dtypes; expected float32")
     make = {"numba": _packed, "torch": _torch}[placement.engine]
     layers = range(checkpoint.config.layers)
     found = []

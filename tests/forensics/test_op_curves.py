@@ -7,7 +7,7 @@ from specdec_core.forensics.op_curves import HEAD, MODEL, OPERATIONS, PRODUCTS, 
 from specdec_core.kernels.skinny_linear.numba import PackedLinear
 from specdec_core.measure import clock
 from specdec_core.models.checkpoints import tiny_llama
-from specdec_core.placement import Placement
+from specdec_core.placement import Placement, PlacementError
 from specdec_core.targets.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -28,6 +28,11 @@ class TestOperations:
     def test_names_are_those_that_are_summed(self, engine, tied):
         names = [each.name for each in operations(MODEL_OF[tied], ENGINES[engine])]
         assert [*names, SKELETON] == list(OPERATIONS) and MODEL not in OPERATIONS
+
+
+def test_int8_products_are_not_taken_for_float_ones():
+    with pytest.raises(PlacementError, match="dtype int8: .* expected float32"):
+        operations(tiny_llama(0), Placement("numba", dtype="int8"))
 
 
 @pytest.mark.parametrize("n", [1, 5])
