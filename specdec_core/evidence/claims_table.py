@@ -10,7 +10,7 @@ from typing import Any
 from specdec_core.cache import atomic_write
 from specdec_core.evidence.claims import claim
 from specdec_core.evidence.evaluate import EVALUATORS, evaluate_all
-from specdec_core.evidence.layout import Layout
+from specdec_core.evidence.layout import QUICK, Layout
 from specdec_core.evidence.provenance import device_kinds
 from specdec_core.evidence.verdicts import Verdict
 
@@ -50,6 +50,13 @@ def measured_text(verdict: Verdict) -> str:
     if verdict.interval is not None:
         return str(verdict.interval)
     return f"{verdict.value:.3g}" if verdict.value is not None else "–"
+
+
+def replay_text(verdict: Verdict) -> str:
+    """'replayed', 'replayed, quick' if a quick run made any of its records, '' for a verdict of this machine's."""
+    if not verdict.replayed:
+        return ""
+    return "replayed, quick" if verdict.profile == QUICK else "replayed"
 
 
 def text_table(verdicts: Sequence[Verdict]) -> str:
@@ -129,7 +136,7 @@ def update_readme(path: Path | None = None, verdicts: Sequence[Verdict] | None =
 
 
 def _marked(verdict: Verdict) -> str:
-    return f"{verdict.verdict} (replayed)" if verdict.replayed else str(verdict.verdict)
+    return f"{verdict.verdict} ({how})" if (how := replay_text(verdict)) else str(verdict.verdict)
 
 
 def _shortened(text: str, width: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from specdec_core.evidence.claims import CLAIMS, claim
 from specdec_core.evidence.cure_claims import verifies_in_parallel
-from specdec_core.evidence.layout import Layout
+from specdec_core.evidence.layout import QUICK, Layout
 from specdec_core.evidence.linear_claims import factors_are_faster, traffic_is_less, verification_is_exact
 from specdec_core.evidence.linear_records import LINEAR_ERROR, LINEAR_SPEED, LINEAR_TRAFFIC
 from specdec_core.evidence.lossless_claims import (
@@ -134,16 +134,17 @@ def evaluate(registered: Claim, layout: Layout) -> Verdict:
             return Verdict.of(registered, _without_records(registered, layout, number), None)
         files.append(file)
     device, replayed = files[0].device, any(file.kept for file in files)
+    profile = QUICK if QUICK in (profiles := [file.profile for file in files]) else profiles[0]
     for file, schema, number in zip(files, evaluator.schemas, numbers, strict=True):
         if _is_stale(file, schema, layout):
             maker = registered.notebook if registered.notebook.startswith(number) else number
             note = f"{file.path.name} was made by other code than this: run notebook {maker} again"
-            return Verdict.of(registered, Finding(Outcome.STALE, note=note), device, replayed)
+            return Verdict.of(registered, Finding(Outcome.STALE, note=note), device, replayed, profile)
     try:
         rows = [load_rows(file.path) for file in files]
     except (RecordError, OSError) as error:
-        return Verdict.of(registered, _unusable(error), device, replayed)
-    return Verdict.of(registered, _find(registered, evaluator, rows), device, replayed)
+        return Verdict.of(registered, _unusable(error), device, replayed, profile)
+    return Verdict.of(registered, _find(registered, evaluator, rows), device, replayed, profile)
 
 
 def choose_records(schema: Schema, number: str, layout: Layout) -> list[RecordFile]:

@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-PROFILES = ("quick", "full")
+QUICK, FULL = "quick", "full"
+PROFILES = (QUICK, FULL)
 
 
 def package_root() -> Path:

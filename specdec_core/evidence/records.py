@@ -49,6 +49,10 @@ class RecordFile:
     def accelerator(self) -> str:
         return str(self.header["provenance"].get("hardware", {}).get("accelerator", "cpu"))
 
+    @property
+    def profile(self) -> str:
+        return str(self.header["provenance"].get("run", {}).get("profile", "unknown"))
+
     def is_stale(self, layout: Layout) -> bool:
         """Whether the code that made these records is no longer the code in this checkout."""
         code = self.header["code"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from specdec_core.cache import atomic_write
 from specdec_core.evidence.claims import claim
-from specdec_core.evidence.claims_table import json_rows, measured_text
+from specdec_core.evidence.claims_table import json_rows, measured_text, replay_text
 from specdec_core.evidence.evaluate import evaluate_all
 from specdec_core.evidence.figures import read_captions
 from specdec_core.evidence.gallery import redraw_all
@@ -82,7 +82,7 @@ def _claim_row(verdict: Verdict) -> dict[str, Any]:
         "paper": registered.paper,
         "ours": registered.ours,
         "verdict": str(verdict.verdict),
-        "replayed": verdict.replayed,
+        "how": replay_text(verdict),
         "measured": measured_text(verdict),
         "evidence": ", ".join(verdict.evidence),
         "device": verdict.device or "–",

@@ -34,8 +34,8 @@ dt { font-weight: 600; } dd { margin: 0; }
 <tr><td>{{ row.id }}</td>
 <td>{{ row.statement }}{% if row.note %}<div class="note">{{ row.note }}</div>{% endif %}</td>
 <td>{{ row.paper }}</td><td>{{ row.ours }}</td>
-<td class="verdict {{ row.verdict.split(' ')[0] }}">{{ row.verdict }}{% if row.replayed %}
-<div class="note">replayed</div>{% endif %}</td>
+<td class="verdict {{ row.verdict.split(' ')[0] }}">{{ row.verdict }}{% if row.how %}
+<div class="note">{{ row.how }}</div>{% endif %}</td>
 <td>{{ row.measured }}</td><td>{{ row.evidence }}</td><td>{{ row.device }}</td></tr>
 {% endfor %}
 </tbody>

@@ -91,7 +91,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A finding on a claim. `replayed`: from committed records of `device`, not from this machine's last run."""
+    """A finding on a claim. `replayed`: from committed records of `device`, not from this machine's last run. `profile`:
+    of the run that made the records, the quicker one where there are two; None where there are none on disk."""
 
     id: str
     verdict: Outcome
@@ -102,9 +103,12 @@ class Verdict:
     device: str | None
     replayed: bool
     note: str
+    profile: str | None = None
 
     @classmethod
-    def of(cls, claim: Claim, finding: Finding, device: str | None, replayed: bool = False) -> Verdict:
+    def of(
+        cls, claim: Claim, finding: Finding, device: str | None, replayed: bool = False, profile: str | None = None
+    ) -> Verdict:
         return cls(
             id=claim.id,
             verdict=finding.outcome,
@@ -115,6 +119,7 @@ class Verdict:
             device=device,
             replayed=replayed,
             note=finding.note,
+            profile=profile,
         )
 
     def as_json(self, claim: Claim) -> dict[str, Any]:
@@ -129,6 +134,7 @@ class Verdict:
             "evidence": list(self.evidence),
             "device": self.device,
             "replayed": self.replayed,
+            "profile": self.profile,
             "note": self.note,
         }
 

@@ -12,6 +12,7 @@ from specdec_core.evidence.claims_table import (
     BEGIN,
     END,
     checked_line,
+    json_rows,
     markdown_table,
     print_claims,
     text_table,
@@ -60,6 +61,17 @@ def test_a_verdict_line_has_number_device_and_origin(b1):
     line = verdict_line(dataclasses.replace(b1, replayed=True))
     assert line.startswith(f"B1 {b1.verdict}: {b1.interval} on amd-epyc-2c, replayed from committed records. a K=")
     assert line.endswith(".") and not line.endswith("..")
+
+
+@pytest.mark.parametrize(
+    ("replayed", "profile", "mark"),
+    [(False, "quick", ""), (True, "full", " (replayed)"), (True, "quick", " (replayed, quick)"), (False, "full", "")],
+)
+def test_tables_mark_what_is_replayed_and_what_a_quick_run_gave(b1, replayed, profile, mark):
+    verdict = dataclasses.replace(b1, replayed=replayed, profile=profile)
+    assert f"| {b1.verdict}{mark} |" in markdown_table([verdict])
+    assert f"  {b1.verdict}{mark}  " in text_table([verdict])
+    assert json_rows([verdict])[0]["profile"] == profile
 
 
 def test_the_text_table_has_every_claim_and_fits(layout, b1):

@@ -20,9 +20,9 @@ def rows(make_pair, make_sweep):
     return make_sweep([make_pair("a", alpha=(0.85,) * 8)])
 
 
-def write(layout, rows, schema=SWEEP, name="02_sweep", **changes):
-    made_on = fingerprint(layout=layout).as_dict() | changes
-    with RecordWriter(layout.records("quick"), name, schema, made_on, code=["specdec_core"], layout=layout) as writer:
+def write(layout, rows, schema=SWEEP, name="02_sweep", profile="quick", **changes):
+    made_on = fingerprint(profile, layout=layout).as_dict() | changes
+    with RecordWriter(layout.records(profile), name, schema, made_on, code=["specdec_core"], layout=layout) as writer:
         for row in rows:
             writer.append(row)
     return writer.path
@@ -62,6 +62,16 @@ def test_kept_records_are_replayed_and_say_so(layout, rows):
     shutil.rmtree(layout.build)
     verdict = evaluate(claim("B1"), layout)
     assert verdict.verdict is Outcome.SUPPORTED and verdict.device == "there-8c" and verdict.replayed
+
+
+@pytest.mark.parametrize("profile", ["quick", "full"])
+def test_a_verdict_knows_the_profile_of_its_records(layout, rows, profile):
+    write(layout, rows, device="there-8c", profile=profile)
+    keep_records(profile, layout)
+    assert evaluate(claim("B1"), layout).profile == profile  # of this machine's, which come first
+    shutil.rmtree(layout.build)
+    verdict = evaluate(claim("B1"), layout)
+    assert verdict.replayed and verdict.profile == profile
 
 
 def test_kept_records_of_this_device_come_first(layout, rows, monkeypatch):

@@ -122,7 +122,9 @@ class TestWords:
     def test_configurations_that_pay_are_counted(self, many_pairs, found):
         above = sum(one.speedup.estimate > 1 for one in found)
         assert 0 < above < len(found) == 22
-        assert words.pay_off_alt(many_pairs).startswith(f"{above} of {len(found)} configurations accept more than c + s + o/K. ")
+        assert words.pay_off_alt(many_pairs).startswith(
+            f"{above} of {len(found)} configurations accept more than c + s + o/K. "
+        )
 
     def test_times_of_a_round_add_up(self, many_pairs, found):
         parts = re.findall(r"K=(\d): ([\d.]+) steps.*?verifying ([\d.]+) .*?drafting ([\d.]+), for ([\d.]+) tokens",

@@ -31,7 +31,7 @@ class TestOperations:
 
 
 def test_int8_products_are_not_taken_for_float_ones():
-    with pytest.raises(PlacementError, match="dtype int8: .* expected float32"):
+    with pytest.raises(PlacementError, match=r"dtype int8: .* expected float32"):
         operations(tiny_llama(0), Placement("numba", dtype="int8"))
 
 
