@@ -91,8 +91,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A finding on a claim. `replayed`: from committed records of `device`, not from this machine's last run. `profile`:
-    of the run that made the records, the quicker one where there are two; None where there are none on disk."""
+    """A finding on a claim.
+
+    replayed  from committed records of `device`, not from this machine's last run.
+    profile   of the run that made the records, 'quick' if any of them is; None where there are none on disk.
+    """
 
     id: str
     verdict: Outcome
