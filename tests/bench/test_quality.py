@@ -225,5 +225,5 @@ def test_what_is_not_here_is_left_out_and_said_to_be(factory, layout, short_prom
 def test_every_profile_has_a_plan():
     assert set(PLANS) == set(PROFILES)
     full, quick = PLANS["full"], PLANS["quick"]
-    assert 3 * full.prompts * full.max_new_tokens >= 2500 and 3 * quick.prompts * quick.max_new_tokens >= 250
+    assert 3 * full.prompts * full.max_new_tokens >= 2500 and 3 * quick.prompts * quick.max_new_tokens >= 140
     assert full.formats == ("Q8_0", "Q4_1", "Q4_0") and full.bits == (8, 4)
