@@ -244,7 +244,7 @@ def audited_samplers(rows: Rows) -> Figure:
                 markerfacecolor=face, linestyle="none", label=None if number else name,
             )  # fmt: skip
     axes.set_yticks(range(len(groups)), [f"{pair.split(',')[0]}: {setting}" for pair, setting in groups])
-    axes.invert_yaxis()
+    axes.set_ylim(len(groups) - 0.5, -0.5)
     axes.set_xlabel("directed bias")
     figure.legend(loc="outside lower center", ncols=2)
     return figure

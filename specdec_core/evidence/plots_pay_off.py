@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from specdec_core.evidence.figures import in_house_style, log_axis, new_figure, series_styles, with_bars
 from specdec_core.evidence.peer_records import OUR_ENGINES, Among, peers, speedup
-from specdec_core.evidence.plots_sweep import backend_colors, color_legend, drafters_of, series_names
+from specdec_core.evidence.plots_sweep import backend_colors, color_legend, drafters_of, prediction_axes, series_names
 from specdec_core.evidence.sweep_claims import Attribution, attribute_best, by_configuration
 from specdec_core.evidence.sweep_records import Row, pair_up
 from specdec_core.statistics.intervals import Interval
@@ -154,19 +152,7 @@ def _predicted(
             predicted, *with_bars(measured), color=colors[cells[0].backend], marker=markers[drafters[name]],
             linestyle="none", elinewidth=0.5, markersize=3.2, markerfacecolor="white" if temperature else None,
         )  # fmt: skip
-    ends = np.array([min(seen) / 1.2, max(seen) * 1.2])
-    axes.plot(ends, ends, color="0.2", linewidth=0.8)
-    axes.fill_between(ends, ends * low, ends * high, color="0.5", alpha=0.15, linewidth=0)
-    axes.axhline(1.0, color="0.35", linestyle=":", linewidth=0.8)
-    axes.axvline(1.0, color="0.35", linestyle=":", linewidth=0.8)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlim(*ends)
-    axes.set_ylim(*ends)
-    log_axis(axes.xaxis, *ends)
-    log_axis(axes.yaxis, *ends)
-    axes.set_xlabel("speedup predicted")
-    axes.set_ylabel("speedup measured")
+    prediction_axes(axes, min(seen) / 1.2, max(seen) * 1.2, low, high)
     axes.set_title(f"measured/predicted, band [{low:g}, {high:g}]")
 
 

@@ -70,8 +70,13 @@ def curve_t_of_n(rows: Sequence[Row], ceilings: Sequence[Row] = ()) -> Figure:
 
 def curves_of_backends(rows: Sequence[Row], ceilings: Sequence[Row] = ()) -> Figure:
     """`curve_t_of_n` at the shortest context alone: of many backends, several contexts would hide one another."""
+    return curve_t_of_n(at_shortest_context(rows), ceilings)
+
+
+def at_shortest_context(rows: Sequence[Row]) -> list[Row]:
+    """COST_CURVE records at the shortest context that any was measured at."""
     shortest = min((row["context"] for row in rows), default=0)
-    return curve_t_of_n([row for row in rows if row["context"] == shortest], ceilings)
+    return [row for row in rows if row["context"] == shortest]
 
 
 @in_house_style
@@ -168,7 +173,16 @@ def predicted_against_measured(rows: Sequence[Row], low: float = 0.8, high: floa
             predicted, *with_bars(measured), color=style.color, marker=style.marker, linestyle="none", capsize=1.5,
             elinewidth=0.7, label=label,
         )  # fmt: skip
-    ends = np.array([min(seen) / 1.3, max(seen) * 1.3])
+    prediction_axes(axes, min(seen) / 1.3, max(seen) * 1.3, low, high)
+    axes.set_aspect("equal")
+    legend_below(figure, [axes], names)
+    return figure
+
+
+def prediction_axes(axes: Axes, first: float, last: float, low: float, high: float) -> None:
+    """Both axes from `first` to `last`, logarithmic, with the lines of equality and of S = 1, and the band
+    low ≤ measured/predicted ≤ high."""
+    ends = np.array([first, last])
     axes.plot(ends, ends, color="0.2", linewidth=0.8)
     axes.fill_between(ends, ends * low, ends * high, color="0.5", alpha=0.15, linewidth=0,
                       label=f"measured/predicted in [{low:g}, {high:g}]")  # fmt: skip
@@ -176,15 +190,12 @@ def predicted_against_measured(rows: Sequence[Row], low: float = 0.8, high: floa
     axes.axvline(1.0, color="0.35", linestyle=":", linewidth=0.8)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlim(*ends)
-    axes.set_ylim(*ends)
-    log_axis(axes.xaxis, *ends)
-    log_axis(axes.yaxis, *ends)
-    axes.set_aspect("equal")
+    axes.set_xlim(first, last)
+    axes.set_ylim(first, last)
+    log_axis(axes.xaxis, first, last)
+    log_axis(axes.yaxis, first, last)
     axes.set_xlabel("speedup predicted")
     axes.set_ylabel("speedup measured")
-    legend_below(figure, [axes], names)
-    return figure
 
 
 def _curves(rows: Sequence[Row]) -> dict[str, list[Row]]:

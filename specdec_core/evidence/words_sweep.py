@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specdec_core.evidence.plots_pay_off import peer_speedups
-from specdec_core.evidence.plots_sweep import series_names
+from specdec_core.evidence.plots_sweep import at_shortest_context, series_names
 from specdec_core.evidence.sweep_claims import Attribution, attribute_best, by_configuration
 from specdec_core.evidence.sweep_records import Row, pair_up
 
@@ -26,7 +26,7 @@ def curve_caption(rows: Rows, ceilings: Rows = ()) -> str:
 
 
 def shortest_curve_caption(rows: Rows, ceilings: Rows = ()) -> str:
-    return curve_caption(_shortest(rows), ceilings)
+    return curve_caption(at_shortest_context(rows), ceilings)
 
 
 def curve_alt(rows: Rows, ceilings: Rows = ()) -> str:
@@ -39,7 +39,7 @@ def curve_alt(rows: Rows, ceilings: Rows = ()) -> str:
 
 
 def shortest_curve_alt(rows: Rows, ceilings: Rows = ()) -> str:
-    return curve_alt(_shortest(rows), ceilings)
+    return curve_alt(at_shortest_context(rows), ceilings)
 
 
 def acceptance_caption(rows: Rows) -> str:
@@ -138,11 +138,6 @@ def prediction_alt(rows: Rows) -> str:
     ratios = [pairs.measured_over_predicted().estimate for pairs in pair_up(rows, split="report").values()]
     span = f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else "not measured"
     return f"Measured against predicted speedup of {len(ratios)} points; their ratios are {span}."
-
-
-def _shortest(rows: Rows) -> Rows:
-    shortest = min(row["context"] for row in rows)
-    return [row for row in rows if row["context"] == shortest]
 
 
 def _reported(rows: Rows, repetitive: bool | None = None) -> int:
