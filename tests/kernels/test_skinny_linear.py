@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec_core.kernels.skinny_linear.numba import PackedLinear
+from specdec_core.kernels.skinny_linear.panel import PART
 from specdec_core.kernels.skinny_linear.torch import TorchLinear
 
-SHAPES = [(1, 1), (16, 16), (17, 5), (97, 48), (50, 70), (640, 33), (2048, 24), (64, 9000)]
+SHAPES = [(1, 1), (16, 16), (17, 5), (97, 48), (50, 70), (40, 257), (640, 33), (2048, 24), (64, 9000)]
 
 
 def random(seed: int, *shape: int) -> np.ndarray:
@@ -49,12 +50,16 @@ def test_no_number_of_rows_changes_a_bit(shape):
         np.testing.assert_array_equal(linear(x[:rows].copy()), single[:rows])
 
 
-def test_every_output_is_one_chain_of_fused_multiply_adds_in_ascending_order():
+@pytest.mark.parametrize("inputs", [40, 64, 65, 150, 192])
+def test_every_output_is_a_sum_of_chains_of_fused_multiply_adds(inputs):
     """In float64 a product of two float32 is exact, so one rounding a step is what a fused multiply-add does."""
-    weight, x = random(5, 20, 40), random(6, 3, 40)
+    weight, x = random(5, 20, inputs), random(6, 3, inputs)
     expected = np.zeros((3, 20), np.float32)
-    for j in range(40):
-        expected = (x[:, j, None].astype(np.float64) * weight[:, j].astype(np.float64) + expected).astype(np.float32)
+    for part in range(0, inputs, PART):
+        chain = np.zeros((3, 20), np.float32)
+        for j in range(part, min(part + PART, inputs)):
+            chain = (x[:, j, None].astype(np.float64) * weight[:, j].astype(np.float64) + chain).astype(np.float32)
+        expected += chain
     np.testing.assert_array_equal(PackedLinear(weight)(x), expected)
 
 

@@ -7,9 +7,14 @@ from specdec_core.measure.clock import once
 CPU = torch.device("cpu")
 
 
-def test_the_read_arm_reads_every_byte(monkeypatch):
+@pytest.mark.parametrize("first_is_faster", [False, True])
+def test_the_read_arm_is_the_faster_of_two_ways_and_either_reads_every_byte(monkeypatch, first_is_faster):
     monkeypatch.setattr(ceilings, "READ_BYTES", 1 << 16)
-    assert ceilings.read_arm(CPU)() == (1 << 16) / 4  # ones of four bytes, summed
+    seconds, ran = iter([1.0, 2.0] if first_is_faster else [2.0, 1.0]), []
+    monkeypatch.setattr(ceilings, "TRIALS", 1)
+    monkeypatch.setattr(ceilings, "once", lambda way: ran.append(way) or next(seconds))
+    chosen = ceilings.read_arm(CPU)
+    assert chosen is ran[0 if first_is_faster else 1] and chosen() == (1 << 16) / 4  # ones of four bytes, summed
 
 
 def test_the_gemm_arm_multiplies_whole_matrices(monkeypatch):

@@ -3,7 +3,7 @@
 A node's visible entries are the committed ones and its path from the root, in this order; an entry's *rank* is its
 place among them. Per (node, head), with everything in an order that depends on ranks only:
 
-    s_r = Σ_d q_d k_rd          d ascending
+    s_r = Σ_d q_d k_rd          d ascending, in the micro-kernel's parts
     m   = max_r s_r
     p_r = exp(s_r − m)          the same polynomial in every lane
     l   = Σ_r p_r               lane r mod 16, r ascending; then the lanes by halves
@@ -37,7 +37,7 @@ from specdec_core.kernels.simd import (
     touch,
     transpose,
 )
-from specdec_core.kernels.skinny_linear.panel import CONTINUE, MOST_ROWS, STORE, panel
+from specdec_core.kernels.skinny_linear.panel import BEGIN, CONTINUE, MOST_ROWS, STORE, panel
 
 BLOCK = 4 * LANES
 """Ranks whose keys are transposed together, and whose entries are gathered together."""
@@ -217,7 +217,7 @@ def _weighted_values(first, last, visible, heads, scratch, scores, span, gathere
             panel(
                 (stop - start) * group, width // LANES, common, heads.values, heads.at, size, LANES,
                 scratch, scores + (start - first) * group * span, span,
-                scratch, outputs + (start - first) * group * width, width, STORE,
+                scratch, outputs + (start - first) * group * width, width, BEGIN,
             )  # fmt: skip
         for node in range(start, stop):
             own, goal = scores + (node - first) * group * span, outputs + (node - first) * group * width
@@ -233,6 +233,6 @@ def _weighted_values(first, last, visible, heads, scratch, scores, span, gathere
                 _gather(heads.values, heads.at, visible, node, rank, count, size, width, scratch, gathered)
                 panel(
                     group, width // LANES, count, scratch, gathered, width, LANES, scratch, own + rank, span,
-                    scratch, goal, width, STORE if rank == 0 else CONTINUE,
+                    scratch, goal, width, BEGIN if rank == 0 else CONTINUE,
                 )  # fmt: skip
                 rank += count

@@ -32,7 +32,7 @@ from specdec_core.kernels.simd import (
     touch,
     transpose,
 )
-from specdec_core.kernels.skinny_linear.panel import CONTINUE, MOST_ROWS, STORE, panel
+from specdec_core.kernels.skinny_linear.panel import BEGIN, CONTINUE, MOST_ROWS, STORE, panel
 from specdec_core.kernels.threads import COUNTER, barrier, claim
 
 TILE_BYTES = 256 * 1024
@@ -129,7 +129,7 @@ def _see(nodes, at, width, sizes, goal, ahead, ahead_at, places, scratch):
     if 2 * nodes <= MOST_ROWS:
         panel(
             2 * nodes, width // LANES, sizes.keys, goal, at, sizes.values, LANES,
-            scratch, places.x, places.x_step, scratch, places.seen, places.y_step, STORE,
+            scratch, places.x, places.x_step, scratch, places.seen, places.y_step, BEGIN,
         )  # fmt: skip
         return
     blocks, parts = (2 * nodes + MOST_ROWS - 1) // MOST_ROWS, (sizes.keys + STEPS - 1) // STEPS
@@ -145,7 +145,7 @@ def _see(nodes, at, width, sizes, goal, ahead, ahead_at, places, scratch):
             panel(
                 last - first, 1, min(STEPS, sizes.keys - begin), scratch, places.columns + begin * LANES, LANES, LANES,
                 scratch, places.x + first * places.x_step + begin, places.x_step,
-                scratch, places.seen + first * places.y_step + c, places.y_step, CONTINUE if begin else STORE,
+                scratch, places.seen + first * places.y_step + c, places.y_step, CONTINUE if begin else BEGIN,
             )  # fmt: skip
 
 
