@@ -105,9 +105,11 @@ def speedup_forest(rows: Sequence[Row], peer_rows: Sequence[Row] = ()) -> Figure
     axes.axvline(1.0, color="0.2", linewidth=0.9)
     if ours and theirs:
         axes.axhline(len(ours) - 0.5, color="0.5", linewidth=0.7)
-    seen = [1.0, *(one.predicted for one in ours), *(one.speedup.estimate for one in ours)]
-    seen += [interval.estimate for _, interval in theirs]
-    ends = min(seen) / 1.25, max(seen) * 1.25
+    seen = [1.0, *(one.predicted for one in ours)]
+    for interval in (*(one.speedup for one in ours), *(interval for _, interval in theirs)):
+        # Whole bars, but those of a few prompts, which may span decades, up to a factor of two.
+        seen += [max(interval.estimate / 2, interval.low), min(interval.estimate * 2, interval.high)]
+    ends = min(seen) / 1.1, max(seen) * 1.1
     axes.set_xscale("log")
     axes.set_xlim(*ends)
     log_axis(axes.xaxis, *ends)

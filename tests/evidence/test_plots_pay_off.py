@@ -102,6 +102,9 @@ def test_the_forest_puts_the_fastest_on_top_and_peers_below_a_line(many_pairs, f
     measured = {round(y): x for x, y, *_, marker in points_of(axes) if marker in "os"}
     expected = [*(one.speedup for one in ours), *(interval for _, interval in theirs)]
     assert [measured[line] for line in range(len(names))] == pytest.approx([each.estimate for each in expected])
+    left, right = axes.get_xlim()
+    for each in expected:  # a whole bar is seen, or as much of it as a factor of two to either side
+        assert left < max(each.low, each.estimate / 2) and min(each.high, each.estimate * 2) < right
     predicted = {round(y): x for x, y, *_, marker in points_of(axes) if marker == "d"}
     assert list(predicted.values()) == pytest.approx([one.predicted for one in ours])
     assert [len(ours) - 0.5] * 2 in [list(line.get_ydata()) for line in axes.get_lines()]
