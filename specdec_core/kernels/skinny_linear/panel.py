@@ -38,7 +38,7 @@ STORE, ADD, BEGIN, CONTINUE = range(4)
 """What becomes of y. STORE: overwritten; ADD: added to (a residual). BEGIN and CONTINUE sum in one chain instead of
 parts, which several calls may share, cut anywhere, without a change of bits: y is overwritten, or is its first term."""
 PART = 64
-"""Inputs of a part. Its addition is a 64th more arithmetic: no slower with 1 … 512 rows (measured with AVX-512)."""
+"""Inputs of a part. Its addition is a 64th more arithmetic: no slower with 1 to 512 rows (measured with AVX-512)."""
 
 
 def most_rows() -> int:
