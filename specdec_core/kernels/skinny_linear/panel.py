@@ -5,9 +5,9 @@
 for r < R rows and c < 16 T columns; one fused multiply-add for every j, one addition for every part of 64. A single
 chain would round each term at the size of the whole sum: logits of the real model then err three times as much
 (measured). Every output is summed on its own, so its bits do not depend on R, T, or on what else is computed: the
-products of the layers, the scores and (as one chain) the weighted values of attention go through here. R and T are whatever keeps
-the accumulators in registers. numba's own loops would spill them; the loop is therefore written in LLVM's language,
-which lowers it to AVX-512, AVX2, NEON or SSE.
+products of the layers, the scores and (as one chain) the weighted values of attention all go through here. R and T are
+whatever keeps the accumulators in registers. numba's own loops would spill them; the loop is therefore written in
+LLVM's language, which lowers it to AVX-512, AVX2, NEON or SSE.
 """
 
 from __future__ import annotations
