@@ -26,7 +26,7 @@ from specdec_core.bench.sweep_configurations import trained_drafters
 from specdec_core.evidence.layout import Layout, known_profile
 from specdec_core.evidence.peer_records import PEER, PEER_TUNING
 from specdec_core.evidence.provenance import fingerprint
-from specdec_core.evidence.records import RecordWriter
+from specdec_core.evidence.records import RecordWriter, left_over
 from specdec_core.evidence.serial_records import ABSENT
 from specdec_core.measure.clock import once
 from specdec_core.measure.sweep import Case, is_repetitive
@@ -120,7 +120,11 @@ def run_peers(
     layout: Layout | None = None,
 ) -> PeerRows:
     """Open, tune and measure all peers of the plan, and our own engine, also with a trained `drafter` whose feature
-    layers the target was opened with; recorded as NAME_peer_tuning, NAME_peers and NAME_peer_absent."""
+    layers the target was opened with; recorded as NAME_peer_tuning, NAME_peers and NAME_peer_absent.
+
+    Settings that a killed run had chosen for a peer with all its tries are kept; runs to report start afresh, since
+    their ratios pair within one run.
+    """
     layout = layout or Layout()
     provenance = fingerprint(known_profile(profile), threads=factory.threads)
     tokenizer = factory.opened.tokenizer
@@ -132,6 +136,9 @@ def run_peers(
     def writer(what: str, schema) -> RecordWriter:
         return RecordWriter(layout.records(profile), f"{name}_{what}", schema, provenance, code=CODE, layout=layout)
 
+    earlier = left_over(
+        layout.records(profile), f"{name}_peer_tuning", PEER_TUNING, provenance, code=CODE, layout=layout
+    )
     with writer("peer_absent", ABSENT) as file:
         for row in absent:
             file.append(row)
@@ -142,7 +149,7 @@ def run_peers(
             for peer in peers:
                 peer.run(tuned_on[0].tokens, options, peer.settings[0])  # compiles and reads what a first run has to
             for peer in (peer for peer in peers if peer.speculates):
-                found = tune(peer, tuned_on, options)
+                found = tuned_before(peer, earlier, len(tuned_on), temperature) or tune(peer, tuned_on, options)
                 settings[peer.name] = found.best
                 for row in found.rows:
                     tuning.append(row)
@@ -196,6 +203,18 @@ def tune(peer: Peer, cases: Sequence[Case], options: Options, *, seed: int = 0) 
         for setting in timed
     ]
     return Tuned(best, rows)
+
+
+def tuned_before(peer: Peer, earlier: Sequence[dict[str, Any]], prompts: int, temperature: float) -> Tuned | None:
+    """What an earlier run's records of PEER_TUNING say of this peer; None unless it tried every setting."""
+    rows = {
+        Setting(row["draft"], row["ngram"], row["schedule"]): row
+        for row in earlier
+        if (row["peer"], row["prompts"], row["temperature"]) == (peer.name, prompts, float(temperature))
+    }
+    if rows.keys() != set(peer.settings):
+        return None
+    return Tuned(next(setting for setting, row in rows.items() if row["chosen"]), list(rows.values()))
 
 
 def measure_peers(

@@ -2,7 +2,7 @@
 
 A run writes to `NAME.partial.jsonl` and its file becomes `NAME.jsonl` when it is closed, so a complete file is only
 ever replaced by another complete one. A killed run leaves its partial file, readable up to the last whole line; the
-next run of the same name sets it aside as `NAME.interrupted-N.jsonl` and starts afresh.
+next run of the same name sets it aside as `NAME.interrupted-N.jsonl`, having taken from `left_over` what it can use.
 """
 
 from __future__ import annotations
@@ -199,6 +199,30 @@ def read_records(path: Path, schema: Schema | None = None) -> tuple[dict[str, An
     header, *records = [_parse(path, number, line) for number, line in enumerate(lines, start=1)]
     _check_header(path, header, schema)
     return header, records
+
+
+def left_over(
+    folder: Path,
+    name: str,
+    schema: Schema,
+    provenance: Provenance,
+    *,
+    code: Sequence[str],
+    layout: Layout | None = None,
+) -> list[dict[str, Any]]:
+    """Whole lines that a killed run of this name left, if this code measured them for this profile on this machine.
+
+    To be asked for before the RecordWriter of the name is opened, which sets that file aside.
+    """
+    path = Path(folder) / f"{name}.partial.jsonl"
+    if not path.is_file() or not path.stat().st_size:
+        return []
+    header, records = read_records(path, schema)
+    made, file = header["provenance"], RecordFile(path, header, kept=False)
+    mine = provenance.as_dict()
+    same = all(made[key] == mine[key] for key in ("device", "hardware_hash", "software_hash"))
+    of_this_code = sorted(code) == header["code"]["paths"] and not file.is_stale(layout or Layout())
+    return records if same and of_this_code and file.profile == mine["run"]["profile"] else []
 
 
 def is_current(path: Path, schema: Schema, layout: Layout) -> bool:

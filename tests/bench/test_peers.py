@@ -9,7 +9,7 @@ import pytest
 
 from specdec_core.bench import peers as bench
 from specdec_core.bench.peer_decoders import AR, PLAIN, Peer, PeerRun, Setting
-from specdec_core.bench.peers import CODE, PLANS, PeerPlan, measure_peers, open_peers, run_peers, tune
+from specdec_core.bench.peers import CODE, PLANS, PeerPlan, measure_peers, open_peers, run_peers, tune, tuned_before
 from specdec_core.bench.sweep_configurations import TREES
 from specdec_core.evidence.layout import PROFILES
 from specdec_core.evidence.peer_records import PEER, PEER_TUNING, over_fastest, peers, speedup, work
@@ -101,6 +101,15 @@ class TestTune:
         for cases, named in ((cases_of("tuning") + cases_of("report"), "math-report"), ([], "none")):
             with pytest.raises(ValueError, match=rf"{named}.*on prompts of the split 'tuning' only"):
                 tune(peer_of("x", at(1.0)), cases, OPTIONS)
+
+    def test_what_an_earlier_run_chose_is_taken_up_if_it_tried_everything(self):
+        peer = peer_of("x", at(0.5), (Setting(1), Setting(2), Setting(2, 3, "constant")))
+        found = tune(peer, cases_of("tuning"), OPTIONS)
+        other = [row | {"peer": "b f · y"} for row in found.rows]
+        warm = [row | {"temperature": 1.0} for row in found.rows]
+        assert tuned_before(peer, other + found.rows + warm, 2, 0.0) == found
+        for rows, prompts in ((found.rows[:-1], 2), (found.rows, 3), (warm, 2), (other, 2), ([], 2)):
+            assert tuned_before(peer, rows, prompts, 0.0) is None
 
     def test_there_is_nothing_to_choose_without_drafts(self):
         assert tune(peer_of(AR, at(1.0)), [], OPTIONS) == bench.Tuned(PLAIN, [])
@@ -261,6 +270,22 @@ class TestRun:
         plan = replace(PLAN, formats=(), temperatures=(0.0,), max_new_tokens=4)
         rows = run_peers(plan, run[2], "quick", layout=copy_checkout(tmp_path / "checkout"))
         assert sorted(order[: order.index("timed")]) == sorted({row["peer"] for row in rows.runs})
+
+    def test_a_killed_run_is_gone_on_with(self, run, monkeypatch, tmp_path):
+        plan = replace(PLAN, formats=(), temperatures=(0.0,), max_new_tokens=4)
+        layout = copy_checkout(tmp_path / "checkout")
+
+        def killed(*given, **options):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(bench, "measure_peers", killed)
+            run_peers(plan, run[2], "quick", layout=layout)
+        left = read_records(layout.records("quick") / "02_peer_tuning.partial.jsonl", PEER_TUNING)[1]
+        monkeypatch.setattr(bench, "tune", lambda *given: pytest.fail("tuned again"))
+        rows = run_peers(plan, run[2], "quick", layout=layout)
+        assert rows.tuning == left == read_records(layout.records("quick") / "02_peer_tuning.jsonl", PEER_TUNING)[1]
+        assert left and rows.runs
 
     def test_every_speculation_was_tuned_first_and_ran_at_its_best(self, run):
         tuning, runs = run[0].tuning, run[0].runs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from specdec_core.evidence.layout import Layout, package_root
 from specdec_core.evidence.provenance import fingerprint
-from specdec_core.evidence.records import RecordWriter, find_records, keep_records, read_records
+from specdec_core.evidence.records import RecordWriter, find_records, keep_records, left_over, read_records
 from specdec_core.evidence.schemas import RecordError, Schema
 
 SCHEMA = Schema("trial", 1, {"n": int, "text": str})
@@ -117,6 +118,47 @@ def test_a_killed_run_keeps_its_records_and_the_next_one_recovers(layout):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert numbers(layout.records("quick") / "02_trial.interrupted-1.jsonl") == kept
+
+
+def killed(layout, numbers, name="02_trial", profile="quick", **made_on) -> None:
+    """What a run that was killed after these records leaves: its file was never closed."""
+    provenance = fingerprint(profile, layout=layout).as_dict() | made_on
+    code = ["specdec_core"]
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        RecordWriter(layout.records(profile), name, SCHEMA, provenance, code=code, layout=layout) as writer,
+    ):
+        for n in numbers:
+            writer.append({"n": n, "text": "x"})
+        raise KeyboardInterrupt
+
+
+def left(layout, name="02_trial", profile="quick", code=("specdec_core",)) -> list[int]:
+    mine = fingerprint(profile, layout=layout)
+    rows = left_over(layout.records("quick"), name, SCHEMA, mine, code=code, layout=layout)
+    return [row["n"] for row in rows]
+
+
+def test_a_run_takes_up_what_a_killed_one_of_the_same_code_and_machine_left(layout):
+    assert left(layout) == []
+    killed(layout, [1, 2])
+    assert left(layout) == [1, 2]
+    assert left(layout, name="02_other") == left(layout, profile="full") == left(layout, code=("tests",)) == []
+    write(layout, [7])  # sets it aside
+    assert left(layout) == []
+
+
+@pytest.mark.parametrize("field", ["device", "hardware_hash", "software_hash"])
+def test_what_another_machine_left_is_not_taken_up(layout, field):
+    killed(layout, [1, 2], **{field: "another"})
+    assert left(layout) == []
+
+
+def test_what_other_code_left_is_not_taken_up(layout):
+    killed(layout, [1, 2])
+    with (layout.root / "specdec_core" / "more.py").open("w") as file:
+        file.write("changed = True\n")
+    assert left(layout) == []
 
 
 def test_a_line_cut_short_is_left_out_with_a_warning(layout):
