@@ -212,17 +212,19 @@ def left_over(
 ) -> list[dict[str, Any]]:
     """Whole lines that a killed run of this name left, if this code measured them for this profile on this machine.
 
-    To be asked for before the RecordWriter of the name is opened, which sets that file aside.
+    To be asked for before the RecordWriter of the name is opened, which sets that file aside. A file that cannot be
+    read, or of another schema, holds none.
     """
     path = Path(folder) / f"{name}.partial.jsonl"
-    if not path.is_file() or not path.stat().st_size:
+    try:
+        header, records = read_records(path, schema)
+    except (FileNotFoundError, RecordError):
         return []
-    header, records = read_records(path, schema)
-    made, file = header["provenance"], RecordFile(path, header, kept=False)
-    mine = provenance.as_dict()
-    same = all(made[key] == mine[key] for key in ("device", "hardware_hash", "software_hash"))
-    of_this_code = sorted(code) == header["code"]["paths"] and not file.is_stale(layout or Layout())
-    return records if same and of_this_code and file.profile == mine["run"]["profile"] else []
+    made, mine = header["provenance"], provenance.as_dict()
+    file = RecordFile(path, header, kept=False)
+    same_machine = all(made.get(key) == mine[key] for key in ("device", "hardware_hash", "software_hash"))
+    same_code = sorted(code) == header["code"]["paths"] and not file.is_stale(layout or Layout())
+    return records if same_machine and same_code and file.profile == mine["run"]["profile"] else []
 
 
 def is_current(path: Path, schema: Schema, layout: Layout) -> bool:

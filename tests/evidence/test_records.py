@@ -161,6 +161,25 @@ def test_what_other_code_left_is_not_taken_up(layout):
     assert left(layout) == []
 
 
+@pytest.mark.parametrize("damage", [b"", b'{"schema":"tri', b"no header\n"])
+@pytest.mark.filterwarnings("ignore:.*last line is cut off")
+def test_a_run_killed_at_once_leaves_nothing_and_stops_no_other(layout, damage):
+    killed(layout, [1, 2])
+    (layout.records("quick") / "02_trial.partial.jsonl").write_bytes(damage)
+    assert left(layout) == []
+    assert numbers(write(layout, [7])) == [7]
+
+
+def test_what_another_schema_left_is_not_taken_up(layout):
+    killed(layout, [1, 2])
+    later = Schema("trial", 2, SCHEMA.fields)
+    rows = left_over(
+        layout.records("quick"), "02_trial", later, fingerprint("quick", layout=layout), code=["specdec_core"],
+        layout=layout,
+    )  # fmt: skip
+    assert rows == []
+
+
 def test_a_line_cut_short_is_left_out_with_a_warning(layout):
     path = write(layout, [1, 2])
     path.write_bytes(path.read_bytes() + b'{"n":3,"te')
